@@ -1,0 +1,42 @@
+# Every target first makes sure that the environment exists (tools/environment.py). Its output goes
+# to standard error, so that only what was asked for is on standard output.
+#
+# PYTHON is the interpreter to build the environment with: make test PYTHON=python3.12
+
+SHELL := /bin/bash
+PYTHON ?= python3
+
+IN_ENVIRONMENT = environment="$$($(PYTHON) tools/environment.py)" && PATH="$$environment/bin:$$PATH" &&
+LOCK_OPTIONS = --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock" --quiet
+CHECKED_BY_MYPY = $(wildcard src tools tests jobs benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak where lock clean-env
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: ## run a real training job that loses a rank and still ends bit-identically
+	@$(IN_ENVIRONMENT) python tools/demo.py
+
+test: ## run the tests (options: make test TESTS="tests/runtime -x")
+	@$(IN_ENVIRONMENT) python -m pytest $(TESTS)
+
+check: ## lint, format, types, import rules, machine paths
+	@$(IN_ENVIRONMENT) ruff check . && ruff format --check . && mypy $(CHECKED_BY_MYPY) \
+		&& lint-imports --no-logo && python tools/scan_paths.py
+
+soak: ## repeat faults for a long time and look for what leaks or drifts
+	@$(IN_ENVIRONMENT) python tests/soak.py
+
+where: ## print the environment's directory; bin/keepstep in it is the command
+	@$(PYTHON) tools/environment.py
+
+lock: ## lock the requirements again (newer versions: make lock UPGRADE=--upgrade)
+	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && for name in uv runtime dev; do \
+		"$$uv" pip compile $(LOCK_OPTIONS) $(UPGRADE) $$name.in --output-file $$name.txt >/dev/null || exit; \
+	done
+
+clean-env: ## remove this checkout's environments
+	@$(PYTHON) tools/environment.py clean
