@@ -1,0 +1,89 @@
+"""The `keepstep` command: what it prints and how it exits, whatever the commands do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+from typing import Annotated
+
+import pytest
+import typer
+
+from keepstep.cli.main import execute
+from keepstep.exit_codes import ExitCode
+
+
+def run(
+    script: str,
+    args: Annotated[list[str] | None, typer.Argument()] = None,
+    spares: Annotated[int, typer.Option(min=0)] = 0,
+) -> ExitCode | None:
+    """Stand in for the real command; the script's name says how to end."""
+    print(f"{script} {args or []} {spares}")
+    if script == "interrupted.py":
+        raise KeyboardInterrupt
+    if script == "refused.py":
+        raise typer.BadParameter("seen one, wanted two")
+    return ExitCode.INCONCLUSIVE if script == "inconclusive.py" else None
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("keepstep.cli.run")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keepstep.cli.run", module)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("good.py", ExitCode.PASS),
+        ("refused.py", ExitCode.USAGE),
+        ("inconclusive.py", ExitCode.INCONCLUSIVE),
+        ("interrupted.py", ExitCode.INTERRUPTED),
+    ],
+)
+def test_the_end_of_a_command_is_the_exit_code(script: str, code: ExitCode) -> None:
+    assert execute(["run", script]) == code
+
+
+def test_what_follows_the_script_belongs_to_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "--spares", "1", "job.py", "--spares", "7", "-x"]) == ExitCode.PASS
+    assert capsys.readouterr().out == "job.py ['--spares', '7', '-x'] 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fast"], "keepstep: No such option: --fast\nSee: keepstep --help\n"),
+        (["walk"], "keepstep: No such command 'walk'.\nSee: keepstep --help\n"),
+        (["run"], "keepstep run: Missing argument 'script'.\nSee: keepstep run --help\n"),
+    ],
+)
+def test_a_usage_error_is_one_plain_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(arguments) == ExitCode.USAGE
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", message)
+
+
+def test_without_a_command_help_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute([]) == ExitCode.USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "run  Stand in for the real command" in printed.err
+
+
+def test_the_version_imports_no_command() -> None:
+    program = (
+        "import sys; from keepstep.cli.main import execute; execute(['--version'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('keepstep.cli.')))"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    version, imported = finished.stdout.splitlines()
+    assert version.startswith("keepstep ")
+    assert imported == "['keepstep.cli.main']"
