@@ -1,11 +1,35 @@
 """Keep every rank in step: through a bad GPU, a hang, or a bad release.
 
-The API of a training script: ``join``, ``State``, ``Job`` and ``Sampler``. Importing it costs the
-standard library and torch, nothing else.
+The API of a training script: ``join``, ``State``, ``Job`` and ``Sampler``. It needs the standard
+library and torch, nothing else, and loads torch only when one of these names is used: agent and
+coordinator live in this package too and must start fast.
 """
 
-from keepstep.runtime.job import Job, join
-from keepstep.runtime.sampler import Sampler
-from keepstep.runtime.state import State, Stateful
+from __future__ import annotations
 
-__all__ = ["Job", "Sampler", "State", "Stateful", "join"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keepstep.runtime.job import Job, join
+    from keepstep.runtime.replicas import DataParallel
+    from keepstep.runtime.sampler import Sampler
+    from keepstep.runtime.state import State, Stateful
+
+__all__ = ["DataParallel", "Job", "Sampler", "State", "Stateful", "join"]
+
+_HOMES = {
+    "DataParallel": "replicas",
+    "Job": "job",
+    "Sampler": "sampler",
+    "State": "state",
+    "Stateful": "state",
+    "join": "job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the API when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'keepstep' has no attribute {name!r}")
+    return getattr(import_module(f"keepstep.runtime.{_HOMES[name]}"), name)

@@ -1,0 +1,187 @@
+"""``keepstep run``: a job that survives lost ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from keepstep.cli.run_view import RunView, render_summary
+from keepstep.exit_codes import ExitCode
+from keepstep.runtime import inject
+from keepstep.runtime.protocol import new_secret
+from keepstep.runtime.session import InfrastructureError, RunRequest, Session, port_is_free
+from keepstep.runtime.settings import Settings, contradiction
+
+BACKENDS = ("auto", "gloo", "nccl")
+ON_LOSS = ("replace", "shrink", "wait")
+NEEDED_TORCH = (2, 15)
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The training script.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its arguments.", metavar="[ARGS]...")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", "--nproc-per-node", help="Ranks on each host.")
+    ] = 1,
+    spares: Annotated[int, typer.Option(help="Warm spares on each host.")] = 0,
+    nnodes: Annotated[str, typer.Option(help="Hosts: N, or MIN:MAX.")] = "1",
+    join: Annotated[
+        str | None,
+        typer.Option(help="Join the job whose coordinator listens at HOST:PORT; its secret is read "
+                          "from KEEPSTEP_SECRET."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address under which the other hosts reach this one.")
+    ] = "127.0.0.1",
+    backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
+    patience: Annotated[
+        float | None,
+        typer.Option(help="Seconds without progress after which a rank counts as stalled; every "
+                          "other timeout follows. Default: 5 median steps, at least 1 s."),
+    ] = None,
+    on_loss: Annotated[
+        str, typer.Option(help="When no spare is ready: replace (wait for the process that is being "
+                               "started), shrink, or wait (also for another host).")
+    ] = "replace",
+    max_recoveries: Annotated[int, typer.Option(help="End the job beyond this many.")] = 1000,
+    injections: Annotated[
+        list[str] | None,
+        typer.Option("--inject", help="A fault on purpose: KIND@STEP:RANK[=VALUE].",
+                     metavar="SPEC"),
+    ] = None,
+    events: Annotated[Path | None, typer.Option(help="Append events here, a JSON line each.")] = None,
+    summary: Annotated[Path | None, typer.Option(help="Write the summary here, as JSON.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = 0,
+) -> None:
+    """Run SCRIPT on several ranks and keep it going when one is lost, hangs or slows down."""
+    request = _request(
+        script=script, arguments=arguments or [], workers=workers, spares=spares, nnodes=nnodes,
+        join=join, host=host, backend=backend, patience=patience, on_loss=on_loss,
+        max_recoveries=max_recoveries, injections=injections or [], events=events, port=port,
+    )
+    view = RunView(sys.stderr)
+    try:
+        result = asyncio.run(Session(request, view.show).run())
+    except InfrastructureError as error:
+        sys.stderr.write(f"keepstep: {error}\n")
+        raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
+    if summary is not None and result.summary is not None:
+        write_whole(summary, json.dumps(result.summary, indent=2) + "\n")
+    sys.stderr.write(render_summary(result.summary, result.exit_code, result.why))
+    raise typer.Exit(result.exit_code)
+
+
+def _request(
+    *, script: str, arguments: list[str], workers: int, spares: int, nnodes: str, join: str | None,
+    host: str, backend: str, patience: float | None, on_loss: str, max_recoveries: int,
+    injections: list[str], events: Path | None, port: int,
+) -> RunRequest:
+    _check_torch()
+    if not Path(script).is_file():
+        _refuse(f"{script}: no such script (looked in {Path.cwd()})")
+    _one_of("--backend", backend, BACKENDS)
+    _one_of("--on-loss", on_loss, ON_LOSS)
+    if workers < 1 or spares < 0 or max_recoveries < 0:
+        _refuse("--workers must be 1 or more, --spares and --max-recoveries 0 or more")
+    low, high = _hosts(nnodes)
+    settings = Settings(
+        workers=workers, spares=spares, min_agents=low, max_agents=high, patience=patience,
+        on_loss=on_loss, max_recoveries=max_recoveries,
+    )
+    problem = contradiction(settings)
+    if problem is not None:
+        _refuse(problem)
+    try:
+        plan = tuple(inject.parse(injections, settings.world_size))
+    except ValueError as error:
+        _refuse(str(error))
+    if port and join is None and not port_is_free(host, port):
+        _refuse(f"--port {port}: in use on {host}; choose another, or 0 for any free one")
+    return RunRequest(
+        settings=settings, backend=_backend(backend), command=[script, *arguments],
+        injections=plan, host=host, port=port, events=events,
+        join=_address(join) if join is not None else None,
+        secret=_secret(join), name=f"{os.uname().nodename}-{os.getpid()}",
+    )
+
+
+def _check_torch() -> None:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        _refuse("torch is not installed beside keepstep; install it with: pip install 'torch>=2.15'")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if numbers < NEEDED_TORCH:
+        _refuse(
+            f"torch {version} cannot change the members of a process group: `keepstep run` needs "
+            "2.15 or newer (pip install 'torch>=2.15'). With this torch the same script runs "
+            "unsupervised under torchrun"
+        )
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        _refuse(f"{option} {value}: known are {', '.join(allowed)}")
+
+
+def _hosts(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1:
+        _refuse(f"--nnodes {text}: wanted N or MIN:MAX, for example 2 or 2:3")
+    return int(low), int(high or low)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        _refuse(f"--join {text}: wanted HOST:PORT as the first host prints it")
+    return host, int(port)
+
+
+def _secret(join: str | None) -> str:
+    secret = os.environ.get("KEEPSTEP_SECRET", "")
+    if join is not None and not secret:
+        _refuse(
+            "--join needs the job's secret in the environment: KEEPSTEP_SECRET=... keepstep run "
+            "--join ... (the first host is started with the same KEEPSTEP_SECRET)"
+        )
+    return secret or new_secret()
+
+
+def _backend(asked: str) -> str:
+    if asked == "nccl" or (asked == "auto" and _has_gpu()):
+        if os.environ.get("TORCH_DIST_USE_NCCL2") == "0":
+            _refuse(
+                "TORCH_DIST_USE_NCCL2=0 selects the old NCCL backend, which cannot change members; "
+                "unset it, or use --backend gloo"
+            )
+        return "nccl"
+    return "gloo"
+
+
+def _has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _refuse(problem: str) -> NoReturn:
+    sys.stderr.write(f"keepstep run: {problem}\n")
+    raise typer.Exit(ExitCode.USAGE)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

@@ -1,0 +1,1 @@
+"""Keep a running job in step: workers, agents, coordinator."""

@@ -1,0 +1,432 @@
+"""The agent of one host: starts, watches and fences its workers.
+
+It talks to the coordinator over an authenticated channel and to each worker over a socket pair; it
+reads the workers' progress from shared memory and their exits from process descriptors, so that
+nothing depends on a worker that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keepstep.runtime import procfs, vault
+from keepstep.runtime import protocol as p
+from keepstep.runtime.environment import worker_environment
+from keepstep.runtime.inject import Injection
+from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
+from keepstep.runtime.samples import read_rows
+from keepstep.runtime.settings import Times
+from keepstep.runtime.transfer import ByteServer
+
+CONNECT_TIMEOUT = 2.0
+RETRY = 0.05  # seconds between two attempts to reach the coordinator
+STOP_GRACE = 1.0  # seconds that workers get to end by themselves after the job's end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig:
+    """What ``keepstep run`` tells the agent."""
+
+    name: str
+    host: str  # address under which other hosts reach this one
+    coordinator: tuple[str, int]
+    secret: str
+    workers: int
+    spares: int
+    backend: str
+    command: list[str]
+    vault: Path
+    injections: tuple[Injection, ...] = ()
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One worker of this host."""
+
+    wid: int
+    local_rank: int
+    process: subprocess.Popen[bytes]
+    descriptor: int  # pidfd
+    link: socket.socket
+    progress: ProgressRecord
+    born: float
+    standing: dict[str, p.Message] = field(default_factory=dict)
+    exited: p.Exited | None = None
+    fenced: bool = False
+    buffer: bytearray = field(default_factory=bytearray)
+    sequence: tuple[int, int] = (0, 0)  # value, when it was first seen (ns)
+    cpu: tuple[float, int] = (0.0, 0)  # seconds used by the main thread, when read (ns)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs (or is stopped)."""
+        return self.exited is None
+
+
+class Agent:
+    """See the module's text. ``run`` returns when the job has ended."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        on_event: Callable[[dict[str, Any]], None],
+        kill_coordinator: Callable[[], None] | None = None,
+    ) -> None:
+        """Make the vault and start to serve it."""
+        self.config, self._on_event = config, on_event
+        self._kill_coordinator = kill_coordinator
+        self.workers: dict[int, WorkerProcess] = {}
+        self.times = Times(patience=5.0, median_step=0.0)
+        self.generation, self.members = 0, list[int]()
+        self.world_size = 0
+        self.summary: dict[str, Any] | None = None
+        self.abort: p.Abort | None = None
+        self._final_codes: dict[int, int] = {}
+        self._store = ""
+        self._channel: p.Channel | None = None
+        self._finishing = False
+        self._ended = asyncio.Event()
+        self._fired: set[int] = set()
+        self._lease_until = 0.0
+        self._last_beat = self._last_news = 0.0
+        config.vault.mkdir(parents=True, exist_ok=True)
+        self._server = ByteServer(config.host, config.secret, self._provide)
+
+    def _provide(self, name: str) -> list[bytes | memoryview] | None:
+        data = vault.read_blob(self.config.vault, name)
+        return None if data is None else [data]
+
+    # --- the job's course ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part in the job until it has ended; no worker is left behind."""
+        tasks = [asyncio.create_task(self._keep_contact()), asyncio.create_task(self._watch())]
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # an error of ours must not look like the end of the job
+        finally:
+            for task in [*tasks, ended]:
+                task.cancel()
+            await asyncio.gather(*tasks, ended, return_exceptions=True)
+            self.close()
+
+    def close(self) -> None:
+        """Kill every worker and remove the vault. May be called twice."""
+        for worker in self.workers.values():
+            if worker.alive:
+                _kill_group(worker.process.pid)
+        for worker in self.workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(5)
+        self._server.close()
+        if self._channel is not None:
+            self._channel.close()
+        shutil.rmtree(self.config.vault, ignore_errors=True)
+
+    async def _keep_contact(self) -> None:
+        while not self._ended.is_set():
+            try:
+                await self._talk()
+            except p.AuthenticationError as error:
+                self.abort = p.Abort(why=str(error), code=2)
+                self._ended.set()
+            except ConnectionRefusedError:
+                # The host answers and no coordinator listens: it is dead, so nobody can have
+                # decided on a generation without us. Go on until the next one is there.
+                self._extend_lease()
+            except (EOFError, TimeoutError, OSError, p.ProtocolError):
+                pass
+            self._channel = None
+            await asyncio.sleep(RETRY)
+
+    async def _talk(self) -> None:
+        host, port = self.config.coordinator
+        channel = await p.connect(host, port, self.config.secret, CONNECT_TIMEOUT)
+        self._channel = channel
+        channel.send(self._hello())
+        while True:
+            message = await channel.receive()
+            self._extend_lease()
+            self._take(message)
+
+    def _hello(self) -> p.Hello:
+        standing = [p.to_dict(m) for w in self.workers.values() for m in w.standing.values()]
+        return p.Hello(
+            agent=self.config.name, host=self.config.host,
+            address=f"{self.config.host}:{self._server.port}",
+            workers=self.config.workers, spares=self.config.spares, standing=standing,
+        )
+
+    def _extend_lease(self) -> None:
+        self._lease_until = time.monotonic() + self.times.lease
+        moment = int(self._lease_until * 1e9)
+        for worker in self.workers.values():
+            if worker.alive:
+                worker.progress[Slot.LEASE] = moment
+
+    def _send(self, message: p.Message) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the job's end was announced."""
+        return self._finishing or self.abort is not None
+
+    def codes_after_finish(self) -> dict[int, int]:
+        """Return the exit codes of the workers that lived when the job was complete."""
+        return dict(self._final_codes)
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def _take(self, message: p.Message) -> None:
+        if isinstance(message, p.Welcome):
+            self._store, self.world_size = message.store, message.world_size
+            self.times = Times(patience=message.patience, median_step=0.0)
+            self._extend_lease()
+        elif isinstance(message, p.Lease):
+            self.times = Times(patience=message.patience, median_step=0.0)
+        elif isinstance(message, p.Launch):
+            for wid in message.wids:
+                self._start(wid)
+        elif isinstance(message, p.Fence):
+            self._fence(message.wid)
+        elif isinstance(message, p.Halt):
+            self._pass_on(message.wids, message)
+        elif isinstance(message, p.Form):
+            self.generation, self.members = message.generation, message.members
+            self._pass_on(message.members, message)
+        elif isinstance(message, p.SnapshotEvery):
+            self._pass_on(self.members, message)
+        elif isinstance(message, p.Finish):
+            self._finishing = True
+            self._pass_on(list(self.workers), message)
+            asyncio.get_running_loop().create_task(self._after_finish())
+        elif isinstance(message, p.Abort):
+            self.abort = message
+            self._end_workers()
+            self._leave()
+        elif isinstance(message, p.Event):
+            self._on_event(message.fact)
+        elif isinstance(message, p.Summary):
+            self.summary = message.facts
+            self._send(p.Goodbye(agent=self.config.name))
+            self._ended.set()
+
+    def _pass_on(self, wids: list[int], message: p.Message) -> None:
+        line = p.to_json(message) + b"\n"
+        for wid in wids:
+            worker = self.workers.get(wid)
+            if worker is not None and worker.alive:
+                with contextlib.suppress(OSError):
+                    worker.link.sendall(line)
+
+    async def _after_finish(self) -> None:
+        """Let the scripts run to their end; what they do after the training is theirs."""
+        while any(worker.alive for worker in self.workers.values()):
+            await asyncio.sleep(0.02)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._send(p.SampleRows(rows=read_rows(self.config.vault)))
+
+    def _end_workers(self) -> None:
+        for worker in self.workers.values():
+            self._fence(worker.wid)
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def _start(self, wid: int) -> None:
+        if wid in self.workers or self._finishing:
+            return
+        taken = {worker.local_rank for worker in self.workers.values() if worker.alive}
+        local_rank = next(place for place in range(len(taken) + 1) if place not in taken)
+        path = self.config.vault / f"progress-{wid}"
+        progress = ProgressRecord.create(path)
+        progress[Slot.LEASE] = int(self._lease_until * 1e9)
+        ours, theirs = socket.socketpair()
+        environment = self._environment(wid, local_rank, path, theirs.fileno())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "keepstep.runtime.bootstrap", str(os.getpid()),
+             *self.config.command],
+            env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        ours.setblocking(False)
+        descriptor = os.pidfd_open(process.pid)
+        worker = WorkerProcess(
+            wid, local_rank, process, descriptor, ours, progress, time.monotonic()
+        )
+        self.workers[wid] = worker
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, self._on_exit, worker)
+        loop.add_reader(ours, self._on_readable, worker)
+
+    def _environment(self, wid: int, local_rank: int, path: Path, link: int) -> dict[str, str]:
+        host, _, port = self._store.rpartition(":")
+        return worker_environment(
+            wid=wid, local_rank=local_rank, link=link, progress=path, store=(host, int(port)),
+            world_size=self.world_size, agent=self.config,
+        )
+
+    def _fence(self, wid: int) -> None:
+        worker = self.workers.get(wid)
+        if worker is None:
+            return
+        if worker.exited is not None:
+            self._send(worker.exited)
+            return
+        worker.fenced = True
+        _kill_group(worker.process.pid)
+
+    def _on_exit(self, worker: WorkerProcess) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(worker.descriptor)
+        self._on_readable(worker)  # what it said last
+        code = worker.process.wait()
+        last = max(worker.progress[Slot.CHANGED], worker.progress[Slot.SIDE])
+        ago = seconds_since(last) if last else time.monotonic() - worker.born
+        _kill_group(worker.process.pid)  # helpers that it started (data loader processes)
+        loop.remove_reader(worker.link)
+        worker.link.close()
+        os.close(worker.descriptor)
+        committed, entry = vault.known_counts(vault.read_records(self.config.vault, worker.wid))
+        fault = "fence" if worker.fenced else _fault_name(code)
+        worker.exited = p.Exited(
+            wid=worker.wid, fault=fault, code=code, committed=committed, entry=entry, ago=ago,
+            joined="Joined" in worker.standing,
+        )
+        worker.standing["Exited"] = worker.exited
+        if self._finishing:
+            self._final_codes[worker.wid] = code
+        self._send(worker.exited)
+
+    def _on_readable(self, worker: WorkerProcess) -> None:
+        try:
+            while data := worker.link.recv(1 << 16):
+                worker.buffer += data
+        except OSError:
+            pass
+        while (end := worker.buffer.find(b"\n")) >= 0:
+            line = bytes(worker.buffer[:end])
+            del worker.buffer[: end + 1]
+            self._report(worker, p.from_json(line))
+
+    def _report(self, worker: WorkerProcess, message: p.Message) -> None:
+        if isinstance(message, p.Fired):
+            self._fired.add(message.index)
+        elif isinstance(message, p.Joined | p.Ready):
+            worker.standing[type(message).__name__] = message
+        else:
+            for name in ("Proposal", "Formed", "FormFailed", "StepFailed", "Done"):
+                if type(message).__name__ == name:
+                    for other in ("Proposal", "Formed", "FormFailed", "StepFailed", "Done"):
+                        worker.standing.pop(other, None)
+                    worker.standing[name] = message
+        self._send(message)
+
+    # --- watching -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.times.poll)
+            now = time.monotonic()
+            rows = [self.read_progress(worker) for worker in self.workers.values() if worker.alive]
+            suspicious = any(
+                row.age >= self.times.patience and row.wid in self.members for row in rows
+            )
+            if now - self._last_beat >= (self.times.poll if suspicious else self.times.beat):
+                self._last_beat = now
+                self._send(p.Beat(workers=[_row(progress) for progress in rows]))
+            self._inject_by_name(rows)
+            if self._lease_until and now > self._lease_until and not self._ended.is_set():
+                self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Nothing was heard of the coordinator for a whole lease: fence ourselves."""
+        if any(worker.alive for worker in self.workers.values()):
+            self._on_event({
+                "time": time.time(), "event": "cut_off", "agent": self.config.name,
+                "why": "no contact with the coordinator for a whole lease: workers fenced",
+            })
+        self._end_workers()
+
+    def read_progress(self, worker: WorkerProcess) -> p.Progress:
+        """Return what the worker's record and the kernel say about it."""
+        now = time.monotonic_ns()
+        record = worker.progress
+        sequence = record[Slot.SEQUENCE]
+        if sequence != worker.sequence[0]:
+            worker.sequence = (sequence, now)
+        changed = max(record[Slot.CHANGED], worker.sequence[1])
+        age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
+        state, cpu = "S", False
+        if age >= self.times.patience / 2:
+            state, used = procfs.state_and_cpu(worker.process.pid)
+            cpu = used - worker.cpu[0] > 0.2 * (now - worker.cpu[1]) / 1e9
+            worker.cpu = (used, now)
+        return p.Progress(
+            wid=worker.wid, generation=record[Slot.GENERATION], step=record[Slot.STEP],
+            committed=record[Slot.COMMITTED], phase=record[Slot.PHASE], age=round(age, 4),
+            side_age=round(seconds_since(record[Slot.SIDE], now), 4), sequence=sequence,
+            state=state, cpu=cpu, step_seconds=record[Slot.STEP_NS] / 1e9,
+            busy_seconds=record[Slot.BUSY_NS] / 1e9,
+        )
+
+    def _inject_by_name(self, rows: list[p.Progress]) -> None:
+        newest = max((row.committed for row in rows if row.wid in self.members), default=0)
+        for injection in self.config.injections:
+            due = injection.rank is None and injection.step is not None
+            if due and injection.index not in self._fired and newest >= (injection.step or 0):
+                self._fire_by_name(injection)
+
+    def _fire_by_name(self, injection: Injection) -> None:
+        if injection.target == "coordinator" and self._kill_coordinator is not None:
+            self._fired.add(injection.index)
+            self._send(p.Fired(wid=-1, index=injection.index, step=injection.step or 0))
+            self._kill_coordinator()
+        elif injection.target == "spare":
+            spares = [
+                worker for worker in self.workers.values()
+                if worker.alive and "Ready" in worker.standing and worker.wid not in self.members
+            ]
+            if spares:
+                self._fired.add(injection.index)
+                wid = spares[0].wid
+                self._send(p.Fired(wid=wid, index=injection.index, step=injection.step or 0))
+                _kill_group(spares[0].process.pid)
+
+
+def _row(progress: p.Progress) -> list[Any]:
+    return [getattr(progress, name) for name in _ROW]
+
+
+_ROW = list(p.Progress.__dataclass_fields__)
+
+
+def _fault_name(code: int) -> str:
+    if code >= 0:
+        return "exit"
+    names = {signal.SIGKILL: "kill", signal.SIGSEGV: "segv", signal.SIGABRT: "abort"}
+    return names.get(signal.Signals(-code), "signal")
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+

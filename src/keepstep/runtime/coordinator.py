@@ -1,0 +1,203 @@
+"""The coordinator process: a thin shell of sockets, clock and disk around ``Membership``.
+
+Whatever it decides is on disk before anybody is told (write to a temporary name, fsync, rename).
+It can be killed at any moment: training goes on, the next one reads the journal and agents repeat
+what it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.membership import ALL, Membership, Phase
+from keepstep.runtime.settings import Settings
+from keepstep.runtime.store import die_with_parent
+from keepstep.runtime.summary import summarise
+
+TICK = 0.1  # seconds
+HANDSHAKE = 5.0  # seconds for a client to prove that it knows the secret
+LINGER = 20.0  # seconds to wait for agents after the end of the job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorConfig:
+    """Where the coordinator listens and writes."""
+
+    host: str
+    port: int
+    journal: str
+    events: str | None
+    store: str
+    settings: dict[str, Any]
+    injections: list[str]
+
+    @classmethod
+    def read(cls, path: str) -> CoordinatorConfig:
+        """Read the JSON file that ``keepstep run`` wrote."""
+        return cls(**json.loads(Path(path).read_text()))
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """Connections of agents and the mind behind them."""
+
+    config: CoordinatorConfig
+    secret: str
+    job: Membership
+    channels: dict[str, p.Channel] = field(default_factory=dict)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: set[str] = field(default_factory=set)
+    _end_seen: float = 0.0
+    _summary_sent: bool = False
+
+    async def run(self) -> None:
+        """Serve until the job has ended and its agents have left."""
+        server = await asyncio.start_server(
+            self._serve, self.config.host, self.config.port, backlog=4096
+        )
+        async with server:
+            while not self.ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.ended.wait(), TICK)
+                self.job.tick(time.monotonic())
+                self._flush()
+                self._end_if_over()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await p.accept(reader, writer, self.secret, HANDSHAKE)
+        except p.AuthenticationError as error:
+            self.job.events.append({"event": "refused", "why": str(error)})
+            self._flush()
+            return
+        name = ""
+        try:
+            hello = p.expect(await channel.receive(), p.Hello)
+            name = hello.agent
+            self._replace_channel(name, channel)
+            self.job.on_hello(hello, time.monotonic())
+            self._flush()
+            while True:
+                self._take(name, await channel.receive())
+        except (EOFError, p.ProtocolError) as error:
+            self._on_end(name, channel, error)
+        finally:
+            channel.close()
+
+    def _replace_channel(self, name: str, channel: p.Channel) -> None:
+        old = self.channels.pop(name, None)
+        if old is not None:
+            old.close()
+        self.channels[name] = channel
+
+    def _take(self, name: str, message: p.Message) -> None:
+        self.job.on_message(name, message, time.monotonic())
+        if isinstance(message, p.Goodbye):
+            self.leaving.add(name)
+        self._flush()
+
+    def _on_end(self, name: str, channel: p.Channel, error: Exception) -> None:
+        if isinstance(error, p.ProtocolError):
+            self.job.events.append({"event": "refused", "agent": name, "why": str(error)})
+        if self.channels.get(name) is channel:
+            del self.channels[name]
+            self.job.on_disconnect(name, time.monotonic())
+        self._flush()
+
+    # --- what leaves the process ------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        job = self.job
+        if job.changed:
+            job.changed = False
+            write_journal(Path(self.config.journal), job.to_record())
+        outbox, job.outbox = job.outbox, []
+        for name, message in outbox:
+            self._deliver(name, message)
+        self._tell_events()
+
+    def _deliver(self, name: str, message: p.Message) -> None:
+        packed = p.pack(message)
+        for agent, channel in list(self.channels.items()):
+            if name in (ALL, agent):
+                channel.send(packed)
+
+    def _tell_events(self) -> None:
+        events, self.job.events = self.job.events, []
+        if not events:
+            return
+        stamped = [{"time": round(time.time(), 4), **fact} for fact in events]
+        if self.config.events is not None:
+            with open(self.config.events, "a") as file:
+                file.writelines(json.dumps(fact) + "\n" for fact in stamped)
+        lead = next(iter(self.job.agents), None)
+        for fact in stamped:
+            if lead in self.channels:
+                self.channels[lead].send(p.Event(fact=fact))
+
+    def _end_if_over(self) -> None:
+        job = self.job
+        if job.phase not in (Phase.FINISHING, Phase.ENDED):
+            return
+        self._end_seen = self._end_seen or time.monotonic()
+        agents_left = all(name in self.leaving for name in job.agents) if job.agents else True
+        overdue = time.monotonic() - self._end_seen > LINGER
+        lead_waits = bool(self.channels)
+        workers_gone = all(worker.gone for worker in job.workers.values())
+        if (workers_gone and self._rows_are_in()) or overdue:
+            self._send_summary()
+        if agents_left or overdue or not lead_waits:
+            self.ended.set()
+
+    def _rows_are_in(self) -> bool:
+        return self.job.agents_reported >= set(self.channels)
+
+    def _send_summary(self) -> None:
+        if self._summary_sent:
+            return
+        self._summary_sent = True
+        message = p.Summary(facts=summarise(self.job))
+        for channel in self.channels.values():
+            channel.send(message)
+
+
+def write_journal(path: Path, record: dict[str, Any]) -> None:
+    """Replace the journal: whole or not at all, also after a power cut."""
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w") as file:
+        json.dump(record, file, separators=(",", ":"))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def load_job(config: CoordinatorConfig) -> Membership:
+    """Return the job in the journal, or a new one."""
+    journal = Path(config.journal)
+    now = time.monotonic()
+    if journal.exists():
+        return Membership.from_record(json.loads(journal.read_text()), now)
+    job = Membership(settings=Settings(**config.settings), store=config.store)
+    job.born = now
+    return job
+
+
+def main() -> None:
+    """Run the coordinator that the file in argv[1] describes."""
+    die_with_parent()
+    config = CoordinatorConfig.read(sys.argv[1])
+    coordinator = Coordinator(config, os.environ["KEEPSTEP_SECRET"], load_job(config))
+    asyncio.run(coordinator.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""From what the members hold to where the next generation starts. Pure functions.
+
+The most advanced clean state wins. Whoever holds it exactly gives it to the others. If the clean
+states of one step differ, or the per-rank state of a lost rank is not known for that step, nobody's
+word is taken: all go back to the newest snapshot on which every rank agreed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What one surviving worker holds (its proposal)."""
+
+    committed: int
+    clean: bool
+    digest: str
+    entry: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A common snapshot: which agents keep the replicated state, where each rank's record lies."""
+
+    committed: int
+    digest: str
+    payload: tuple[str, ...]  # addresses of vaults
+    ranks: Mapping[int, tuple[str, int]]  # rank -> (address of a vault, worker that wrote it)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSource:
+    """Where the per-rank state of one rank comes from: a record of worker ``wid``."""
+
+    wid: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """Where the next generation starts."""
+
+    source: str  # "live" or "snapshot"
+    start_step: int
+    digest: str
+    donors: tuple[int, ...] = ()
+    receivers: tuple[int, ...] = ()
+    rank_sources: Mapping[int, RankSource] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    suspects: tuple[int, ...] = ()  # workers outvoted about the state they hold
+    why: str = ""
+
+
+class NoCommonStateError(Exception):
+    """Neither a live state nor a snapshot can be trusted: the job cannot go on."""
+
+
+def decide(
+    *,
+    members: Sequence[int],
+    owners: Mapping[int, int],
+    holdings: Mapping[int, Holding],
+    left: Mapping[int, int],
+    snapshot: Snapshot | None,
+    distrust: bool = False,
+) -> Decision:
+    """Choose the start of a generation.
+
+    Args:
+        members: the worker of each rank of the new generation.
+        owners: rank -> worker that had this place in the previous generation (absent: nobody).
+        holdings: what each surviving worker holds; newcomers are absent.
+        left: lost worker -> newest step count for which its per-rank state is known.
+        snapshot: the newest common snapshot.
+        distrust: the live states were already found to differ.
+
+    Raises:
+        NoCommonStateError: nothing to start from.
+    """
+    clean = {wid: held for wid, held in holdings.items() if held.clean and wid in members}
+    if distrust or not clean:
+        why = "replicas were found to differ" if distrust else "no rank holds a clean state"
+        return _from_snapshot(members, snapshot, why)
+    newest = max(held.committed for held in clean.values())
+    winners = {wid: held for wid, held in clean.items() if held.committed == newest}
+    outvoted = outliers({wid: held.digest for wid, held in winners.items()})
+    if outvoted is not None:
+        why = f"{len(winners)} replicas of step {newest} differ"
+        return _from_snapshot(members, snapshot, why, suspects=outvoted)
+    sources = _rank_sources(members, owners, holdings, winners, left, newest)
+    if sources is None:
+        why = f"the per-rank state of a lost rank is not known for step {newest}"
+        return _from_snapshot(members, snapshot, why)
+    return Decision(
+        source="live",
+        start_step=newest,
+        digest=next(iter(winners.values())).digest,
+        donors=tuple(winners),
+        receivers=tuple(wid for wid in members if wid not in winners),
+        rank_sources=sources,
+    )
+
+
+def outliers(digests: Mapping[int, str]) -> tuple[int, ...] | None:
+    """Return None if all digests are equal, else the workers that a strict majority contradicts."""
+    counts = Counter(digests.values())
+    if len(counts) <= 1:
+        return None
+    digest, votes = counts.most_common(1)[0]
+    if votes * 2 <= len(digests):
+        return ()
+    return tuple(wid for wid, value in digests.items() if value != digest)
+
+
+def _rank_sources(
+    members: Sequence[int],
+    owners: Mapping[int, int],
+    holdings: Mapping[int, Holding],
+    winners: Mapping[int, Holding],
+    left: Mapping[int, int],
+    step: int,
+) -> dict[int, RankSource] | None:
+    """Return the records that members need; None if one of them is not known for ``step``."""
+    sources: dict[int, RankSource] = {}
+    for rank, wid in enumerate(members):
+        owner = owners.get(rank)
+        if wid in winners or owner is None:
+            continue
+        known = holdings[wid].entry if wid == owner else left.get(owner, -1)
+        if known < step:
+            return None
+        sources[rank] = RankSource(wid=owner, count=step)
+    return sources
+
+
+def _from_snapshot(
+    members: Sequence[int],
+    snapshot: Snapshot | None,
+    why: str,
+    suspects: tuple[int, ...] = (),
+) -> Decision:
+    if snapshot is None:
+        raise NoCommonStateError(f"{why}, and there is no common snapshot")
+    return Decision(
+        source="snapshot",
+        start_step=snapshot.committed,
+        digest=snapshot.digest,
+        receivers=tuple(members),
+        snapshot=snapshot,
+        suspects=suspects,
+        why=why,
+    )

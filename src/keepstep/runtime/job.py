@@ -1,0 +1,227 @@
+"""The Python API of a training script: ``join`` and ``Job``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from keepstep.runtime.config import WorkerConfig
+from keepstep.runtime.group import GradientAverager, Groups
+from keepstep.runtime.progress import Phase, Slot
+from keepstep.runtime.replicas import DataParallel, take_state_of_rank_zero
+from keepstep.runtime.sampler import Sampler
+from keepstep.runtime.state import State
+from keepstep.runtime.worker import Supervision
+
+Step = Callable[[int], None]
+
+
+def join() -> Job:
+    """Take this process into the job and return it.
+
+    Under ``keepstep run`` the process gets its rank when ``Job.train`` is called; a spare waits
+    there until one is free. Under torchrun, or started alone, the job runs unsupervised and says
+    so on standard error.
+
+    Raises:
+        RuntimeError: this PyTorch cannot change the members of a process group.
+    """
+    config = WorkerConfig.from_environment()
+    if config is None:
+        return Job(_join_unsupervised(), None)
+    if not hasattr(dist, "_reconfigure"):
+        sys.stderr.write(
+            f"keepstep: torch {torch.__version__} cannot change the members of a process group; "
+            "`keepstep run` needs torch 2.15 or newer. The same script runs unsupervised with: "
+            f"torchrun --nproc-per-node {config.world_size} {sys.argv[0]}\n"
+        )
+        sys.exit(2)
+    supervision = Supervision(config)
+    return Job(supervision.groups, supervision)
+
+
+def _join_unsupervised() -> Groups:
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if dist.get_rank() == 0:
+        sys.stderr.write(
+            "keepstep: unsupervised: a lost rank ends this job. Start it with `keepstep run` to "
+            "survive one.\n"
+        )
+    return Groups(backend=backend, device=device, store=None, wid=dist.get_rank())
+
+
+class Job:
+    """A training job as one of its processes sees it; made by ``join``.
+
+    Attributes:
+        device: where this process computes.
+        supervised: whether ``keepstep run`` watches over it.
+    """
+
+    def __init__(self, groups: Groups, supervision: Supervision | None) -> None:
+        """Use ``join`` instead."""
+        self._groups, self._supervision = groups, supervision
+        self._averager = GradientAverager()
+        self._weight = 1.0
+        self._parallel: list[DataParallel] = []
+        self._callbacks: list[Callable[[], None]] = []
+        self.device = groups.device
+        self.supervised = supervision is not None
+
+    @property
+    def rank(self) -> int:
+        """Rank in the current generation. Before ``train`` a spare has a number beyond the ranks."""
+        return dist.get_rank() if self.generation else self._groups.wid
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the current generation."""
+        if self._supervision is not None and not self.generation:
+            return self._supervision.config.world_size
+        return dist.get_world_size()
+
+    @property
+    def generation(self) -> int:
+        """Number of the current generation; 0 for a process that has no rank yet."""
+        return self._supervision.generation if self._supervision is not None else 1
+
+    @property
+    def local_rank(self) -> int:
+        """Place of this process on its host."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    # --- parts of a step -----------------------------------------------------------------------
+
+    def share(self, sampler: Sampler, step: int) -> list[int]:
+        """Return the numbers of the samples that this rank uses in ``step``.
+
+        Together the ranks use each sample of the step's global batch exactly once, whatever their
+        number. The share is also noted, so that the run's summary can prove it.
+        """
+        positions = sampler.positions(step, self.rank, self.world_size)
+        self._weight = len(positions) * self.world_size / sampler.global_batch
+        if self._supervision is not None:
+            self._supervision.note_samples(step, positions)
+        return sampler.share(step, self.rank, self.world_size)
+
+    def average_gradients(self, *modules: torch.nn.Module) -> None:
+        """Replace the gradients of ``modules`` by their mean over all ranks.
+
+        Ranks that got shares of different size from ``share`` count accordingly, so the result is
+        the gradient of the mean loss over the global batch.
+        """
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        with self.collective():
+            self._averager.average(parameters, self._weight)
+
+    @contextlib.contextmanager
+    def collective(self) -> Iterator[None]:
+        """Mark a communication of your own as such.
+
+        Time in it counts as waiting for others, not as this rank's own; and the per-rank state at
+        its beginning stands in for a rank that is lost before the step's end. ``average_gradients``
+        does this itself.
+        """
+        if self._supervision is None:
+            yield
+            return
+        self._supervision.enter_collective()
+        try:
+            yield
+        finally:
+            self._supervision.leave_collective()
+
+    def note_entry(self) -> None:
+        """Leave this rank's per-rank state with its agent, as ``collective`` does on entry."""
+        if self._supervision is not None:
+            self._supervision.note_entry()
+
+    def data_parallel(self, module: torch.nn.Module, **options: Any) -> DataParallel:
+        """Return ``module`` wrapped in DistributedDataParallel, anew in each generation.
+
+        Call the result in place of the module; keep ``module`` itself in ``State``. ``options`` go
+        to ``torch.nn.parallel.DistributedDataParallel``.
+        """
+        wrapped = DataParallel(module, self, options)
+        self._parallel.append(wrapped)
+        return wrapped
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """Return a process group over ``ranks`` that survives replacements.
+
+        Every process calls it in the same order, spares included, before ``train``; collectives on
+        it are possible inside the step. Ranks that do not exist in a shrunken job are left out.
+        """
+        if self._supervision is None:
+            return dist.new_group(list(ranks))
+        return self._groups.new_group(ranks)
+
+    def on_generation(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have ``callback`` called in every process of each new generation, before its first step.
+
+        For what depends on the members: a device mesh, for example. May be used as a decorator.
+        """
+        self._callbacks.append(callback)
+        return callback
+
+    @contextlib.contextmanager
+    def expect(self, seconds: float) -> Iterator[None]:
+        """Announce a long operation (evaluation, checkpoint) that is no stall for ``seconds``."""
+        if self._supervision is None:
+            yield
+            return
+        progress = self._supervision.progress
+        progress[Slot.ALLOWED_UNTIL] = time.monotonic_ns() + int(seconds * 1e9)
+        try:
+            yield
+        finally:
+            progress[Slot.ALLOWED_UNTIL] = 0
+            progress.enter(Phase(progress[Slot.PHASE]))
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def train(self, step: Step, state: State, steps: int) -> None:
+        """Run ``step(0)`` to ``step(steps - 1)`` so that each takes effect exactly once.
+
+        A step may be repeated: when it raises, or when a rank is lost during it. It must change
+        nothing but what ``state`` names. Returns when every rank has committed the last step; a
+        spare that was never needed ends its process here.
+
+        Raises:
+            ValueError: ``steps`` is negative.
+            Exception: unsupervised, whatever the step raises.
+        """
+        if steps < 0:
+            raise ValueError(f"train(steps={steps}): a number of steps is wanted")
+        if self._supervision is None:
+            self._train_unsupervised(step, state, steps)
+        else:
+            self._supervision.train(step, state, steps, self._begin_generation)
+
+    def _begin_generation(self) -> None:
+        for wrapped in self._parallel:
+            wrapped.rebuild()
+        for callback in self._callbacks:
+            callback()
+
+    def _train_unsupervised(self, step: Step, state: State, steps: int) -> None:
+        take_state_of_rank_zero(state, self.device)
+        self._begin_generation()
+        for number in range(steps):
+            step(number)
+

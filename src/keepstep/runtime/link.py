@@ -1,0 +1,87 @@
+"""The worker's line to its agent, and the side thread that keeps it.
+
+The side thread reads orders, publishes that it runs (so that a held interpreter lock shows) and
+watches the lease: when the agent lost the job for too long, the worker ends itself before it can
+compute another step in a generation that the others have left.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from keepstep.runtime.progress import ProgressRecord, Slot
+from keepstep.runtime.protocol import Halt, Message, SnapshotEvery, from_json, to_json
+
+BEAT = 0.05  # seconds between two signs of life of the side thread
+
+
+class AgentLink:
+    """Orders in, reports out. ``halted`` is set while an immediate halt waits to be obeyed."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        progress: ProgressRecord,
+        on_halt: Callable[[], None],
+        sequence: Callable[[], int],
+    ) -> None:
+        """Start the side thread."""
+        self._connection, self._progress = connection, progress
+        self._on_halt, self._sequence = on_halt, sequence
+        self._lock = threading.Lock()
+        self.orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.halt: Halt | None = None
+        self.snapshot_every: SnapshotEvery | None = None
+        self._buffer = bytearray()
+        threading.Thread(target=self._run, name="keepstep-side", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Send a report; it reaches the agent even if this process dies right after."""
+        with self._lock:
+            self._connection.sendall(to_json(message) + b"\n")
+
+    def _run(self) -> None:
+        while True:
+            self._progress[Slot.SIDE] = time.monotonic_ns()
+            self._progress[Slot.SEQUENCE] = self._sequence()
+            self._obey_lease()
+            ready, _, _ = select.select([self._connection], [], [], BEAT)
+            if ready and not self._read():
+                os.kill(os.getpid(), signal.SIGKILL)  # the agent is gone: fence ourselves
+
+    def _obey_lease(self) -> None:
+        lease = self._progress[Slot.LEASE]
+        if lease and time.monotonic_ns() > lease:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _read(self) -> bool:
+        data = self._connection.recv(1 << 16)
+        if not data:
+            return False
+        self._buffer += data
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._take(from_json(line))
+        return True
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Halt):
+            self.halt = message
+            if message.at_step is None:
+                self._on_halt()
+        elif isinstance(message, SnapshotEvery):
+            self.snapshot_every = message
+            return
+        self.orders.put(message)
+
+    def wait_order(self) -> Message:
+        """Return the next order, waiting for it."""
+        return self.orders.get()

@@ -1,0 +1,922 @@
+"""The decisions of a job, without any input or output: messages in, messages out.
+
+``Membership`` is the coordinator's mind. It is told what agents and workers say and what time it
+is; it answers with messages to agents and with facts for the event log. It can be written to disk
+(``to_record``) and taken up by another process (``from_record``): what agents repeat in their
+``Hello`` fills in the rest.
+
+One change of members goes through these phases::
+
+    GATHERING -> FORMING -> LIVE -> HALTING -> FORMING -> LIVE ... -> FINISHING -> ENDED
+
+HALTING ends when every lost worker is known to be gone and every survivor has left its step and
+said what it holds. Only then is the next generation formed: fence first, reconfigure after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.decide import Decision, Holding, NoCommonStateError, decide, outliers
+from keepstep.runtime.detect import StragglerWindow, Suspicion, find_stalls, worth_swapping
+from keepstep.runtime.recoveries import Recoveries
+from keepstep.runtime.settings import START_ALLOWANCE, Settings, Times
+from keepstep.runtime.snapshots import SnapshotRegistry
+
+ALL = "*"  # recipient: every connected agent
+CRASH_LOOP = 3  # times that one step may fail after its generation was formed
+START_FAILURES = 3  # workers in a row that may die before they are ready
+PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank to explain it
+BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of the newest
+SWAP_COST = 1.0  # seconds: assumed cost of a swap before one was measured
+
+
+class Phase(enum.StrEnum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    LIVE = "live"
+    HALTING = "halting"
+    FORMING = "forming"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Agent:
+    """One host's agent."""
+
+    name: str
+    host: str
+    address: str
+    slots: int
+    connected: bool = True
+    heard: float = 0.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process, from launch to exit."""
+
+    wid: int
+    agent: str
+    launched: float
+    joined: bool = False
+    ready: p.Ready | None = None
+    handle: str = ""
+    proposal: p.Proposal | None = None
+    done: p.Done | None = None
+    failed: p.StepFailed | None = None
+    progress: p.Progress | None = None
+    formed: int = 0
+    proven: bool = False  # has committed a step
+    known: int = -1  # after its loss: step count for which its per-rank state is known
+    fencing: str = ""  # why it is being fenced
+    gone: bool = False
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of members under way."""
+
+    began: float
+    drain: int | None = None  # a healthy worker to replace once all are at the boundary
+    at_step: int | None = None  # planned: halt after this many committed steps
+    distrust: bool = False  # live states differ: go back to a snapshot
+    waiting_since: float | None = None  # no spare is ready
+    halted: bool = False
+
+
+@dataclass(slots=True)
+class Membership:
+    """The state of one job; see the module's text."""
+
+    settings: Settings
+    store: str
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    slots: list[int | None] = field(default_factory=list)  # worker of each place, None: empty
+    owners: list[int | None] = field(default_factory=list)  # who had each place before the change
+    start_step: int = 0
+    steps: int = 0
+    next_wid: int = 0
+    agents: dict[str, Agent] = field(default_factory=dict)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    change: Change | None = None
+    decision_why: str = ""
+    fired: set[int] = field(default_factory=set)
+    failures_at: dict[int, int] = field(default_factory=dict)  # step -> times it failed when live
+    raised_at: dict[int, int] = field(default_factory=dict)  # worker -> step at which it raised
+    start_failures: int = 0
+    generations: list[list[int]] = field(default_factory=list)  # [number, start step, world size]
+    outcome: str = ""
+    exit_code: int = 0
+    why: str = ""
+    final_digest: str = ""
+    step_seconds: list[float] = field(default_factory=list)
+    snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    stragglers: StragglerWindow = field(default_factory=StragglerWindow)
+    swap_cost: float = SWAP_COST
+    sample_rows: list[list[int]] = field(default_factory=list)
+    agents_reported: set[str] = field(default_factory=set)
+    born: float = 0.0
+    form_began: float = 0.0
+    _failed_since: float | None = None
+    outbox: list[tuple[str, p.Message]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    changed: bool = False  # must be written down before the outbox is sent
+    now: float = 0.0
+
+    # --- small questions --------------------------------------------------------------------
+
+    @property
+    def times(self) -> Times:
+        """Timeouts that follow from patience and the measured step time."""
+        return Times.derive(self.settings.patience, self.median_step)
+
+    @property
+    def median_step(self) -> float:
+        """Median duration of the last steps, 0.0 before the first."""
+        return statistics.median(self.step_seconds) if self.step_seconds else 0.0
+
+    @property
+    def members(self) -> list[int]:
+        """Workers of the generation in order of rank."""
+        return [wid for wid in self.slots if wid is not None]
+
+    def rank_of(self, wid: int) -> int | None:
+        """Return the rank of a member."""
+        members = self.members
+        return members.index(wid) if wid in members else None
+
+    def _alive(self, wids: Iterable[int]) -> list[int]:
+        return [wid for wid in wids if not self.workers[wid].gone]
+
+    def _ready_spares(self) -> list[int]:
+        taken = set(self.members)
+        return [
+            worker.wid
+            for worker in self.workers.values()
+            if worker.ready and not (worker.gone or worker.fencing) and worker.wid not in taken
+            and self.agents[worker.agent].connected
+        ]
+
+    def _starting(self) -> list[int]:
+        return [
+            worker.wid
+            for worker in self.workers.values()
+            if not worker.gone and worker.ready is None and not worker.fencing
+        ]
+
+    # --- outputs ------------------------------------------------------------------------------
+
+    def _send(self, agent: str, message: p.Message) -> None:
+        self.outbox.append((agent, message))
+
+    def _event(self, event: str, **facts: Any) -> None:
+        self.events.append({"event": event, "generation": self.generation, **facts})
+
+    # --- agents -------------------------------------------------------------------------------
+
+    def on_hello(self, hello: p.Hello, now: float) -> None:
+        """An agent came (back); what it repeats is taken as if it were new."""
+        self.now = now
+        known = self.agents.get(hello.agent)
+        if known is None and len(self.agents) >= self.settings.max_agents:
+            why = f"this job takes {self.settings.max_agents} agents and has them"
+            self._send(hello.agent, p.Abort(why=why, code=2))
+            return
+        agent = Agent(
+            hello.agent, hello.host, hello.address, hello.workers + hello.spares, True, now
+        )
+        self.agents[hello.agent] = agent
+        self._event("agent_joined" if known is None else "agent_back", agent=hello.agent,
+                    host=hello.host)
+        times = self.times
+        welcome = p.Welcome(
+            lease=times.lease, patience=times.patience, world_size=self.settings.world_size,
+            store=self.store,
+        )
+        self._send(hello.agent, welcome)
+        self._repeat(hello, now)
+        alive = [w for w in self.workers.values() if w.agent == hello.agent and not w.gone]
+        if self.phase not in (Phase.FINISHING, Phase.ENDED) and len(alive) < agent.slots:
+            self._launch(hello.agent, agent.slots - len(alive))
+        self.changed = True
+
+    def _repeat(self, hello: p.Hello, now: float) -> None:
+        """Take in what an agent knows of its workers after a loss of contact."""
+        told = set()
+        for body in hello.standing:
+            message = p.from_dict(body)
+            wid = getattr(message, "wid", None)
+            if not isinstance(wid, int):
+                continue
+            told.add(wid)
+            self.next_wid = max(self.next_wid, wid + 1)
+            self.workers.setdefault(wid, Worker(wid, hello.agent, now))
+            self.on_message(hello.agent, message, now)
+        for worker in self.workers.values():
+            if worker.agent == hello.agent and not worker.gone and worker.fencing:
+                self._send(hello.agent, p.Fence(wid=worker.wid, why=worker.fencing))
+        if self.phase is Phase.FORMING:
+            self._begin_change("an agent came back during a recovery")
+        elif self.phase is Phase.HALTING and self.change is not None:
+            wids = self._alive(self.members)
+            halt = p.Halt(generation=self.generation, wids=wids, at_step=self.change.at_step)
+            self._send(hello.agent, halt)
+
+    def on_disconnect(self, agent: str, now: float) -> None:
+        """The connection to an agent ended; its lease decides what that means."""
+        self.now = now
+        if agent in self.agents and self.agents[agent].connected:
+            self.agents[agent].connected = False
+            self.agents[agent].heard = now
+            self._event("agent_lost_contact", agent=agent, lease_s=round(self.times.lease, 3))
+
+    def _launch(self, agent: str, count: int) -> None:
+        wids = list(range(self.next_wid, self.next_wid + count))
+        self.next_wid += count
+        for wid in wids:
+            self.workers[wid] = Worker(wid, agent, self.now)
+        self._send(agent, p.Launch(wids=wids))
+        self.changed = True
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def on_message(self, agent: str, message: p.Message, now: float) -> None:
+        """Take one message of an agent."""
+        self.now = now
+        if agent in self.agents:
+            self.agents[agent].heard = now
+        if isinstance(message, p.Beat):
+            self._on_beat(message)
+            self._send(agent, p.Lease(patience=self.times.patience))
+        elif isinstance(message, p.Exited):
+            self._on_exited(message)
+        elif isinstance(message, p.Goodbye):
+            self._agent_is_gone(agent, "it said goodbye")
+        elif isinstance(message, p.SampleRows):
+            self.sample_rows += message.rows
+            self.agents_reported.add(agent)
+        elif isinstance(message, p.Fired) and message.wid < 0:
+            self.fired.add(message.index)
+            self._event("fault_injected", target="coordinator", step=message.step)
+        elif isinstance(message, p.Report) and message.wid in self.workers:
+            handler = getattr(self, f"_on_{type(message).__name__.lower()}")
+            handler(self.workers[message.wid], message)
+        self._go_on()
+
+    def _on_joined(self, worker: Worker, message: p.Joined) -> None:
+        worker.joined = True
+        self._event("worker_joined", worker=worker.wid, agent=worker.agent, torch=message.torch)
+
+    def _on_ready(self, worker: Worker, message: p.Ready) -> None:
+        worker.joined, worker.ready, worker.handle = True, message, message.handle
+        self.steps = message.steps
+        self.start_failures = 0
+        self._event("worker_ready", worker=worker.wid, agent=worker.agent,
+                    after_s=round(self.now - worker.launched, 3))
+        self.recoveries.on_ready(worker.wid, self.now)
+
+    def _on_fired(self, worker: Worker, message: p.Fired) -> None:
+        self.fired.add(message.index)
+        self.changed = True
+        self.recoveries.on_fired(worker.wid, self.now - message.ago)
+        self._event("fault_injected", worker=worker.wid, rank=self.rank_of(worker.wid),
+                    step=message.step, injection=message.index)
+
+    def _on_formed(self, worker: Worker, message: p.Formed) -> None:
+        if message.generation == self.generation:
+            worker.formed = message.generation
+            worker.proposal = worker.failed = worker.done = None
+            self._event("member_formed", worker=worker.wid, rank=self.rank_of(worker.wid),
+                        step=message.step, **{f"{k}_s": v for k, v in message.seconds.items()})
+
+    def _on_formfailed(self, worker: Worker, message: p.FormFailed) -> None:
+        worker.handle = message.handle
+        if message.generation == self.generation and self.phase is Phase.FORMING:
+            self._event("form_failed", worker=worker.wid, error=message.error[:300])
+            self._begin_change(f"worker {worker.wid} could not enter: {message.error[:80]}")
+
+    def _on_resumed(self, worker: Worker, message: p.Resumed) -> None:
+        worker.proven = True
+        if message.generation != self.generation:
+            return
+        cost = self.recoveries.on_resumed(
+            self.now - message.ago, full=len(self.members) == self.settings.world_size
+        )
+        if cost is not None:
+            self.swap_cost = cost
+            self._event("resumed", step=message.committed, after_s=round(cost, 4))
+
+    def _on_snapshottaken(self, worker: Worker, message: p.SnapshotTaken) -> None:
+        if self.rank_of(worker.wid) != message.rank:
+            return
+        address = self.agents[worker.agent].address
+        self.snapshots.note(message, address)
+        verdict = self.snapshots.judge(message.committed, self.members)
+        if verdict is not None and verdict != ():
+            self._event("replicas_differ", step=message.committed, outvoted=list(verdict))
+        if self.snapshots.differs(message.committed) and self.phase is Phase.LIVE:
+            self._on_difference(outliers(self.snapshots.digests(message.committed)) or ())
+        every = self.snapshots.every(self.median_step)
+        if every is not None:
+            ahead = self._boundary()
+            self._send(ALL, p.SnapshotEvery(every=every, from_step=ahead))
+
+    def _on_difference(self, outvoted: tuple[int, ...]) -> None:
+        """Replicas differ: somebody's memory changed. Nobody's live state is used again."""
+        for wid in outvoted:
+            self._record_fault(wid, "corrupt", "replace", self.now)
+            self._fence(wid, "its replica differs from the others'")
+        if not outvoted:
+            self._record_fault(None, "corrupt", "retry", self.now)
+        self._begin_change("replicas differ", distrust=True)
+
+    def _on_done(self, worker: Worker, message: p.Done) -> None:
+        worker.handle = message.handle
+        if message.generation == self.generation:
+            worker.done = message
+            worker.proven = True
+
+    def _on_proposal(self, worker: Worker, message: p.Proposal) -> None:
+        worker.handle = message.handle
+        worker.proposal = message
+
+    def _on_stepfailed(self, worker: Worker, message: p.StepFailed) -> None:
+        if message.generation != self.generation or self.phase not in (Phase.LIVE, Phase.FORMING):
+            return
+        worker.failed = message
+        rank = self.rank_of(worker.wid)
+        if message.origin == "collective":
+            return  # a victim; the lost rank that explains it is on its way, or _tick acts
+        self._event("step_failed", worker=worker.wid, rank=rank, step=message.step,
+                    error=message.error[:300])
+        fatal = message.origin in ("device", "memory")
+        again = self.raised_at.get(worker.wid) == message.step
+        self.raised_at[worker.wid] = message.step
+        fault = {"memory": "oom", "device": "device"}.get(message.origin, "raise")
+        if fatal or again:
+            self._record_fault(worker.wid, fault, "replace", self.now)
+            self._fence(worker.wid, f"its step raised: {message.error[:80]}")
+        else:
+            self._record_fault(worker.wid, fault, "retry", self.now)
+        self._begin_change(f"rank {rank} raised in step {message.step}: {message.error[:120]}")
+
+    # --- losses -------------------------------------------------------------------------------
+
+    def _on_exited(self, message: p.Exited) -> None:
+        worker = self.workers.get(message.wid)
+        if worker is None or worker.gone:
+            return
+        rank = self.rank_of(worker.wid)
+        worker.gone, worker.known, worker.exit_code = True, message.entry, message.code
+        worker.joined = worker.joined or message.joined
+        if self.phase in (Phase.FINISHING, Phase.ENDED):
+            return
+        self.changed = True
+        self._event("worker_exited", worker=worker.wid, rank=rank, fault=message.fault,
+                    code=message.code, fenced=worker.fencing or None)
+        if rank is not None:
+            self._member_lost(worker, message)
+        else:
+            self._outsider_lost(worker, message)
+        self._replace_process(worker)
+
+    def _member_lost(self, worker: Worker, message: p.Exited) -> None:
+        if not worker.fencing:
+            self._record_fault(worker.wid, message.fault, "replace", self.now - message.ago)
+            self._begin_change(f"worker {worker.wid} is gone: {message.fault} {message.code}")
+
+    def _outsider_lost(self, worker: Worker, message: p.Exited) -> None:
+        if worker.ready is not None:
+            self.recoveries.spare_lost()
+            return
+        if worker.fencing:
+            return
+        self.start_failures += 1
+        if not worker.joined and message.code == 0:
+            self._abort(
+                f"the script ended without calling keepstep.join() (worker {worker.wid}). Add "
+                "`job = keepstep.join()` and `job.train(step, state, steps=N)` to it", 2)
+        elif self.generation == 0 or self.start_failures >= START_FAILURES:
+            how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
+            self._abort(
+                f"worker {worker.wid} ended with {how} before it reached Job.train; its output "
+                "above says why", 1)
+
+    def _replace_process(self, worker: Worker) -> None:
+        agent = self.agents[worker.agent]
+        busy = sum(
+            1 for other in self.workers.values()
+            if other.agent == worker.agent and not other.gone
+        )
+        if self.phase is not Phase.ENDED and agent.connected and busy < agent.slots:
+            self._launch(worker.agent, 1)
+
+    def _agent_is_gone(self, name: str, why: str) -> None:
+        """No process of this agent can still compute: it fenced them or its lease ran out."""
+        agent = self.agents.pop(name, None)
+        if agent is None:
+            return
+        self._event("agent_gone", agent=name, host=agent.host, why=why)
+        self.snapshots.forget(agent.address)
+        for worker in [w for w in self.workers.values() if w.agent == name and not w.gone]:
+            rank = self.rank_of(worker.wid)
+            worker.gone = True
+            if rank is not None:
+                self._record_fault(worker.wid, "partition", "replace", agent.heard)
+                self._begin_change(f"host {agent.host} is cut off or down")
+        self.changed = True
+
+    def _record_fault(self, wid: int | None, fault: str, action: str, since: float) -> None:
+        rank = None if wid is None else self.rank_of(wid)
+        step = max([self.start_step, *self._committed_counts()])
+        self.recoveries.begin(
+            wid=wid, rank=rank, fault=fault, action=action, step=step, since=since, now=self.now
+        )
+
+    def _committed_counts(self) -> list[int]:
+        found = []
+        for wid in self.members:
+            worker = self.workers[wid]
+            if worker.progress is not None and worker.progress.generation == self.generation:
+                found.append(worker.progress.committed)
+            if worker.proposal is not None:
+                found.append(worker.proposal.committed)
+        return found
+
+    def _fence(self, wid: int, why: str) -> None:
+        worker = self.workers[wid]
+        if not worker.gone and not worker.fencing:
+            worker.fencing = why
+            self._send(worker.agent, p.Fence(wid=wid, why=why))
+            self._event("fence", worker=wid, rank=self.rank_of(wid), why=why)
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def _on_beat(self, beat: p.Beat) -> None:
+        for row in beat.workers:
+            progress = p.Progress(**dict(zip(_PROGRESS_FIELDS, row, strict=True)))
+            worker = self.workers.get(progress.wid)
+            if worker is None or worker.gone:
+                continue
+            before = worker.progress
+            worker.progress = progress
+            if progress.generation == self.generation and progress.step_seconds > 0 and (
+                before is None or before.committed != progress.committed
+            ):
+                self.step_seconds.append(progress.step_seconds)
+                del self.step_seconds[:-64]
+                self.stragglers.add(progress)
+        if self.phase is Phase.LIVE:
+            self._look_for_stalls()
+            self._look_for_stragglers()
+
+    def _live_progress(self) -> list[p.Progress]:
+        return [
+            worker.progress
+            for worker in (self.workers[wid] for wid in self.members)
+            if worker.progress is not None and worker.failed is None
+            and worker.progress.generation == self.generation
+        ]
+
+    def _look_for_stalls(self) -> None:
+        members = self._live_progress()
+        unproven = frozenset(m.wid for m in members if not self.workers[m.wid].proven)
+        for suspicion in find_stalls(members, self.times.patience, unproven):
+            self._on_suspicion(suspicion)
+
+    def _on_suspicion(self, suspicion: Suspicion) -> None:
+        self._event("stall", worker=suspicion.wid, fault=suspicion.fault,
+                    rank=None if suspicion.wid is None else self.rank_of(suspicion.wid),
+                    age_s=round(suspicion.age, 3), evidence=suspicion.evidence)
+        since = self.now - suspicion.age
+        if suspicion.wid is None:
+            self._record_fault(None, "unknown", "retry", since)
+            self._begin_change(suspicion.evidence)
+            return
+        self._record_fault(suspicion.wid, suspicion.fault, "replace", since)
+        self._fence(suspicion.wid, f"{suspicion.fault}: {suspicion.evidence}")
+        self._begin_change(f"worker {suspicion.wid}: {suspicion.fault}")
+
+    def _look_for_stragglers(self) -> None:
+        if self.phase is not Phase.LIVE or self.change is not None or not self._ready_spares():
+            return
+        straggler = self.stragglers.find(self.members)
+        newest = max(self._committed_counts(), default=self.start_step)
+        if straggler is None or not worth_swapping(straggler, self.steps - newest, self.swap_cost):
+            return
+        gain = straggler.gain_per_step
+        self._event("straggler", worker=straggler.wid, rank=self.rank_of(straggler.wid),
+                    score=round(straggler.score, 3), gain_per_step_s=round(gain, 4),
+                    steps_left=self.steps - newest, cost_s=round(self.swap_cost, 3))
+        self._record_fault(straggler.wid, "slow", "replace", self.now)
+        self.recoveries.expect_gain(self.median_step, straggler.score)
+        self._plan_change(drain=straggler.wid)
+
+    # --- the change of members ----------------------------------------------------------------
+
+    def _boundary(self) -> int:
+        newest = max(self._committed_counts(), default=self.start_step)
+        margin = int(0.5 / self.median_step) if self.median_step else 0
+        return newest + max(BOUNDARY_STEPS, margin) + 1
+
+    def _plan_change(self, drain: int | None = None) -> None:
+        at_step = min(self._boundary(), self.steps)
+        self.change = Change(self.now, drain=drain, at_step=at_step)
+        self._halt()
+
+    def _begin_change(self, why: str, *, distrust: bool = False) -> None:
+        """Stop the present generation now; what was planned or under way is superseded."""
+        if self.phase is Phase.ENDED:
+            return
+        if self.generation == 0:
+            return  # nothing was formed yet; _go_on forms as soon as enough workers are ready
+        if self.phase is Phase.HALTING and self.change and self.change.at_step is None:
+            self.change.distrust |= distrust
+            return
+        carried = self.change.distrust if self.change else False
+        if self.phase is Phase.LIVE:
+            self.failures_at[self.start_or_committed()] = (
+                self.failures_at.get(self.start_or_committed(), 0) + 1
+            )
+        self.change = Change(self.now, distrust=distrust or carried)
+        self._event("halt", why=why)
+        self._halt()
+
+    def start_or_committed(self) -> int:
+        """Return the newest step count that any member is known to have committed."""
+        return max([self.start_step, *self._committed_counts()])
+
+    def _halt(self) -> None:
+        assert self.change is not None
+        if self.phase is not Phase.HALTING:
+            self.owners = list(self.slots)
+        self.phase = Phase.HALTING
+        self.generation += 1
+        self.stragglers.clear()
+        for wid in self.members:
+            self.workers[wid].proposal = None
+        halt = p.Halt(
+            generation=self.generation, wids=self._alive(self.members), at_step=self.change.at_step
+        )
+        self._send(ALL, halt)
+        self.changed = True
+
+    def _go_on(self) -> None:
+        """Take every step that has become possible."""
+        if self.phase is Phase.GATHERING:
+            self._try_first_generation()
+        elif self.phase is Phase.HALTING:
+            self._try_form()
+        elif self.phase is Phase.FORMING:
+            self._try_go_live()
+        if self.phase is Phase.LIVE:
+            self._try_grow()
+            self._try_finish()
+
+    def _try_first_generation(self) -> None:
+        ready = sorted(self._ready_spares())
+        if len(self.agents) < self.settings.min_agents or len(ready) < self.settings.world_size:
+            return
+        self.slots = list(ready[: self.settings.world_size])
+        self.owners = [None] * len(self.slots)
+        first = self.workers[ready[0]].ready
+        assert first is not None
+        digests = {wid: ready_of.digest for wid in self.members
+                   if (ready_of := self.workers[wid].ready) is not None}
+        same = tuple(wid for wid, digest in digests.items() if digest == first.digest)
+        decision = Decision(
+            source="live", start_step=0, digest=first.digest, donors=same,
+            receivers=tuple(wid for wid in self.members if wid not in same),
+        )
+        self.generation = 1
+        self._form(decision)
+
+    def _try_form(self) -> None:
+        change = self.change
+        assert change is not None
+        survivors = [wid for wid in self.members if not self._is_leaving(wid)]
+        if any(self.workers[wid].fencing and not self.workers[wid].gone for wid in self.members):
+            return
+        proposals = {wid: self.workers[wid].proposal for wid in survivors}
+        if any(held is None or held.generation != self.generation for held in proposals.values()):
+            return
+        if change.drain is not None and not self.workers[change.drain].gone:
+            self._fence(change.drain, "straggler: replaced by a spare at a step boundary")
+            return
+        slots = self._next_slots()
+        if slots is None:
+            return
+        self.slots = slots
+        self._decide_and_form(proposals)
+
+    def _is_leaving(self, wid: int) -> bool:
+        return self.workers[wid].gone or bool(self.workers[wid].fencing)
+
+    def _next_slots(self) -> list[int | None] | None:
+        """Return the worker of each place of the next generation; None: wait."""
+        assert self.change is not None
+        kept = [None if wid is None or self._is_leaving(wid) else wid for wid in self.slots]
+        spares = [wid for wid in sorted(self._ready_spares()) if wid not in kept]
+        for place, wid in enumerate(kept):
+            if wid is None and spares:
+                kept[place] = spares.pop(0)
+        if None not in kept:
+            return kept
+        if self.settings.on_loss == "shrink" and any(wid is not None for wid in kept):
+            self.recoveries.set_action("shrink")
+            return kept
+        return self._wait_for_spare()
+
+    def _wait_for_spare(self) -> None:
+        change = self.change
+        assert change is not None
+        if change.waiting_since is None:
+            change.waiting_since = self.now
+            self._event("waiting_for_spare", starting=self._starting())
+        waited = self.now - change.waiting_since
+        bounded = self.settings.on_loss == "replace"
+        if bounded and (waited > START_ALLOWANCE or not self._starting()):
+            self._abort(
+                "a rank was lost, no spare is ready and none is starting. Run with more --spares, "
+                "with --on-loss shrink to go on with fewer ranks, or --on-loss wait", 1)
+
+    def _decide_and_form(self, proposals: dict[int, p.Proposal | None]) -> None:
+        change = self.change
+        assert change is not None
+        rank_owner = {}
+        for place, wid in enumerate(self.slots):
+            owner = self.owners[place] if place < len(self.owners) else None
+            if wid is not None and owner is not None:
+                rank_owner[self.members.index(wid)] = owner
+        try:
+            decision = decide(
+                members=self.members,
+                owners=rank_owner,
+                holdings={
+                    wid: Holding(committed=held.committed, clean=held.clean, digest=held.digest,
+                                 entry=held.entry)
+                    for wid, held in proposals.items() if held is not None
+                },
+                left={wid: worker.known for wid, worker in self.workers.items() if worker.gone},
+                snapshot=self.snapshots.newest(),
+                distrust=change.distrust,
+            )
+        except NoCommonStateError as error:
+            self._abort(f"no state to go on from: {error}", 1)
+            return
+        if decision.suspects:
+            self._expel(decision.suspects)
+            return
+        if decision.source == "snapshot" and decision.why:
+            self._event("back_to_snapshot", step=decision.start_step, why=decision.why)
+            if "differ" in decision.why:
+                self.recoveries.add_unnamed_corruption(self.now, decision.start_step)
+        self._form(decision)
+
+    def _expel(self, suspects: tuple[int, ...]) -> None:
+        """Replace the members that the majority contradicts, then decide again."""
+        assert self.change is not None
+        self.change.distrust = True
+        for wid in suspects:
+            self._record_fault(wid, "corrupt", "replace", self.now)
+            self._fence(wid, "its replica differs from the others'")
+
+    def _form(self, decision: Decision) -> None:
+        lost = self.recoveries.on_decision(decision.start_step, decision.source)
+        limit = self._crash_loop(decision.start_step)
+        if limit is not None:
+            self._abort(limit, 1)
+            return
+        self.phase = Phase.FORMING
+        self.change = None
+        self.start_step = decision.start_step
+        self.decision_why = decision.why
+        members = self.members
+        self.generations.append([self.generation, self.start_step, len(members)])
+        self.snapshots.drop_after(decision.start_step)
+        for wid in members:
+            self.workers[wid].formed = 0
+            self.workers[wid].done = self.workers[wid].failed = None
+        form = p.Form(
+            generation=self.generation,
+            uuid=self.generation,
+            members=members,
+            handles=[self.workers[wid].handle for wid in members],
+            start_step=decision.start_step,
+            source=decision.source,
+            donors=self._donor_rows(decision),
+            receivers=list(decision.receivers),
+            digest=decision.digest,
+            rank_state=self._rank_rows(decision),
+            snapshot_every=self.snapshots.interval,
+            fired=sorted(self.fired),
+            timeout=self.times.form,
+        )
+        self._send(ALL, form)
+        self._event("form", start_step=self.start_step, members=members, source=decision.source,
+                    receivers=list(decision.receivers), lost_steps=lost)
+        self.changed = True
+        self.form_began = self.now
+
+    def _donor_rows(self, decision: Decision) -> list[list[Any]]:
+        if decision.snapshot is not None:
+            return [[-1, address] for address in decision.snapshot.payload]
+        rows = []
+        for wid in decision.donors:
+            ready = self.workers[wid].ready
+            if ready is not None:
+                rows.append([wid, ready.address])
+        return rows
+
+    def _rank_rows(self, decision: Decision) -> dict[str, list[Any]]:
+        if decision.snapshot is not None:
+            count = decision.snapshot.committed
+            places = decision.snapshot.ranks
+            return {
+                str(rank): [places[rank][0], f"snapshot/{count}/rank/{places[rank][1]}"]
+                for rank in range(len(self.members)) if rank in places
+            }
+        rows = {}
+        for rank, source in decision.rank_sources.items():
+            agent = self.agents.get(self.workers[source.wid].agent)
+            if agent is not None:
+                rows[str(rank)] = [agent.address, f"rank/{source.wid}/{source.count}"]
+        return rows
+
+    def _crash_loop(self, step: int) -> str | None:
+        if self.failures_at.get(step, 0) >= CRASH_LOOP:
+            return (
+                f"step {step} failed {CRASH_LOOP} times in a row, each time with a freshly formed "
+                f"generation; the last reason: {self.recoveries.last_reason()}. The step itself is "
+                "broken: look at the script and its data"
+            )
+        if self.recoveries.count > self.settings.max_recoveries:
+            return (
+                f"{self.recoveries.count} recoveries needed, --max-recoveries is "
+                f"{self.settings.max_recoveries}"
+            )
+        return None
+
+    def _try_go_live(self) -> None:
+        if all(self.workers[wid].formed == self.generation for wid in self.members):
+            self.phase = Phase.LIVE
+            self.changed = True
+            self._event("live", world_size=len(self.members), step=self.start_step)
+
+    def _try_grow(self) -> None:
+        if self.change is None and None in self.slots and self._ready_spares() and (
+            self.start_or_committed() < self.steps - BOUNDARY_STEPS
+        ):
+            self._event("growing", ready=self._ready_spares())
+            self._plan_change()
+
+    def _try_finish(self) -> None:
+        finished = [self.workers[wid].done for wid in self.members]
+        if self.phase is not Phase.LIVE or any(done is None for done in finished):
+            return
+        digests = {done.wid: done.digest for done in finished if done is not None}
+        outvoted = outliers(digests)
+        if outvoted is not None:
+            self._event("replicas_differ", step=self.steps, outvoted=list(outvoted))
+            self._on_difference(outvoted)
+            return
+        self.final_digest = next(iter(digests.values()))
+        self.phase = Phase.FINISHING
+        self.outcome = "completed"
+        self._send(ALL, p.Finish())
+        self._event("finish", steps=self.steps, state_sha256=self.final_digest)
+        self.changed = True
+
+    def _abort(self, why: str, code: int) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        self.phase, self.outcome, self.why, self.exit_code = Phase.ENDED, "failed", why, code
+        self._event("abort", why=why, code=code)
+        self._send(ALL, p.Abort(why=why, code=code))
+        self.changed = True
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Act on what did not happen. Called a few times a second."""
+        self.now = now
+        for agent in list(self.agents.values()):
+            if now - agent.heard > self.times.lease * 1.2 + 0.5:
+                self._agent_is_gone(agent.name, f"no news for {now - agent.heard:.1f} s")
+        if self.phase is Phase.LIVE:
+            self._unexplained_failures(now)
+        elif self.phase is Phase.HALTING and self.change is not None:
+            self._overdue_halt(now)
+        elif self.phase is Phase.FORMING:
+            self._overdue_form(now)
+        self._go_on()
+
+    def _unexplained_failures(self, now: float) -> None:
+        failed = [wid for wid in self.members if self.workers[wid].failed is not None]
+        if not failed:
+            self._failed_since = None
+            return
+        if self._failed_since is None:
+            self._failed_since = now
+        if now - self._failed_since > PEER_GRACE:
+            self._failed_since = None
+            first = self.workers[failed[0]].failed
+            assert first is not None
+            self._record_fault(None, "network", "retry", now - PEER_GRACE)
+            self._begin_change(f"connections broke and every process lives: {first.error[:120]}")
+
+    def _overdue_halt(self, now: float) -> None:
+        change = self.change
+        assert change is not None
+        limit = self.times.leave_step
+        if change.at_step is not None:
+            limit += 10 * self.median_step + 10 * self.times.patience
+        if now - change.began <= limit:
+            return
+        for wid in self._alive(self.members):
+            worker = self.workers[wid]
+            if worker.fencing or (worker.proposal and worker.proposal.generation == self.generation):
+                continue
+            self._record_fault(wid, "hang", "replace", change.began)
+            self._fence(wid, f"did not leave its step within {limit:.1f} s")
+        if change.at_step is not None:
+            change.at_step = None
+
+    def _overdue_form(self, now: float) -> None:
+        if now - self.form_began <= self.times.form_and_transfer:
+            return
+        for wid in self._alive(self.members):
+            if self.workers[wid].formed != self.generation:
+                self._record_fault(wid, "hang", "replace", self.form_began)
+                self._fence(wid, "did not enter the new generation in time")
+        self._begin_change("a member did not enter the new generation in time")
+
+    # --- durability ---------------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what another coordinator needs to take up the job, as JSON values."""
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "store": self.store,
+            "phase": self.phase,
+            "generation": self.generation,
+            "slots": self.slots,
+            "owners": self.owners,
+            "start_step": self.start_step,
+            "steps": self.steps,
+            "next_wid": self.next_wid,
+            "fired": sorted(self.fired),
+            "failures_at": {str(k): v for k, v in self.failures_at.items()},
+            "generations": self.generations,
+            "outcome": self.outcome,
+            "why": self.why,
+            "exit_code": self.exit_code,
+            "final_digest": self.final_digest,
+            "agents": [dataclasses.asdict(agent) for agent in self.agents.values()],
+            "workers": [
+                [w.wid, w.agent, w.gone, w.known, w.fencing, w.proven]
+                for w in self.workers.values()
+            ],
+            "snapshots": self.snapshots.to_record(),
+            "recoveries": self.recoveries.to_record(),
+            "step_seconds": self.step_seconds[-16:],
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], now: float) -> Membership:
+        """Take up a job; agents get a full lease from ``now`` to report before they count as gone."""
+        found = cls(settings=Settings(**record["settings"]), store=record["store"], now=now)
+        found.phase = Phase(record["phase"])
+        for name in ("generation", "slots", "owners", "start_step", "steps", "next_wid",
+                     "generations", "outcome", "why", "exit_code", "final_digest", "step_seconds"):
+            setattr(found, name, record[name])
+        found.fired = set(record["fired"])
+        found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
+        for entry in record["agents"]:
+            found.agents[entry["name"]] = Agent(**{**entry, "connected": False, "heard": now})
+        for wid, agent, gone, known, fencing, proven in record["workers"]:
+            found.workers[wid] = Worker(
+                wid, agent, now, gone=gone, known=known, fencing=fencing, proven=proven
+            )
+        found.snapshots = SnapshotRegistry.from_record(record["snapshots"])
+        found.recoveries = Recoveries.from_record(record["recoveries"], now)
+        found.recoveries.coordinator_restarts += 1
+        if found.phase in (Phase.HALTING, Phase.FORMING):
+            found.change = Change(now)
+        found.form_began = now
+        return found
+
+
+_PROGRESS_FIELDS = [entry.name for entry in dataclasses.fields(p.Progress)]

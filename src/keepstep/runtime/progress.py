@@ -1,0 +1,102 @@
+"""Progress of one worker in shared memory, readable without the worker's help.
+
+The training thread writes single 8-byte fields into a memory-mapped file that the agent made and
+maps as well. A worker that is stopped, holds the interpreter lock or sleeps cannot hide it: its
+record just stops changing. One writer a field, so no lock is needed; x86-64 and arm64 store an
+aligned 8-byte field in one piece.
+
+Times are ``time.monotonic_ns`` (CLOCK_MONOTONIC: the same clock for all processes of a host).
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+SIZE = 4096
+_FIELD = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+
+
+class Phase(enum.IntEnum):
+    """What the training thread is doing."""
+
+    STARTING = 0  # imports, join, building the model
+    WAITING = 1  # for a rank, for a plan, for the others to finish: never a stall
+    STEP = 2  # in the user's step
+    COLLECTIVE = 3  # inside a collective that keepstep entered for the user
+    COMMIT = 4
+    FORMING = 5  # reconfigure and state transfer
+    LEFT = 6  # Job.train returned
+
+
+class Slot(enum.IntEnum):
+    """Index of each 8-byte field. All but LEASE are written by the worker."""
+
+    PHASE = 0
+    STEP = 1
+    COMMITTED = 2
+    GENERATION = 3
+    CHANGED = 4  # when the training thread last published
+    SIDE = 5  # when the side thread last ran
+    SEQUENCE = 6  # collectives entered in this generation, as the side thread last saw it
+    STEP_NS = 7  # duration of the last committed step
+    BUSY_NS = 8  # of it, outside collectives
+    ALLOWED_UNTIL = 9  # the script announced a long operation (Job.expect)
+    LEASE = 10  # written by the agent: the worker must not compute after this moment
+    SAMPLES = 11  # samples handed out by keepstep.Sampler, all generations
+    ENTERED = 12  # collectives that the training thread entered through the job
+
+
+class ProgressRecord:
+    """The shared record; ``create`` in the agent, ``attach`` in the worker."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        """Use ``create`` or ``attach``."""
+        self._memory = memory
+
+    @classmethod
+    def create(cls, path: Path) -> ProgressRecord:
+        """Make a zeroed record at ``path``."""
+        with open(path, "wb") as file:
+            file.truncate(SIZE)
+        return cls.attach(path)
+
+    @classmethod
+    def attach(cls, path: Path) -> ProgressRecord:
+        """Map the record at ``path``."""
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            return cls(mmap.mmap(descriptor, SIZE))
+        finally:
+            os.close(descriptor)
+
+    def __getitem__(self, slot: Slot) -> int:
+        """Return one field."""
+        value: int = _FIELD.unpack_from(self._memory, slot * 8)[0]
+        return value
+
+    def __setitem__(self, slot: Slot, value: int) -> None:
+        """Store one field."""
+        _FIELD.pack_into(self._memory, slot * 8, value)
+
+    def enter(self, phase: Phase) -> None:
+        """Publish that the training thread is in ``phase`` from now on."""
+        self[Slot.PHASE] = phase
+        self[Slot.CHANGED] = time.monotonic_ns()
+
+    def close(self) -> None:
+        """Unmap."""
+        self._memory.close()
+
+
+def seconds_since(moment_ns: int, now_ns: int | None = None) -> float:
+    """Return the age in seconds of a monotonic time stamp (0.0 for one never set)."""
+    if moment_ns == 0:
+        return 0.0
+    now = time.monotonic_ns() if now_ns is None else now_ns
+    return max(0.0, (now - moment_ns) / 1e9)

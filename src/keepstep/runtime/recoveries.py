@@ -1,0 +1,148 @@
+"""The book of faults: what was lost, what was done, how long it took."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One fault and its end. Times in seconds after the fault."""
+
+    fault: str
+    rank: int | None
+    worker: int | None
+    step: int
+    action: str
+    since: float  # when it happened: the injection, or the last sign of life
+    detected: float
+    resumed: float | None = None
+    full: float | None = None
+    lost_steps: int = 0
+    source: str = ""
+    score: float | None = None  # of a straggler
+    step_before: float | None = None  # median step time before a straggler was swapped
+
+    def summary(self) -> dict[str, Any]:
+        """Return the facts under the names used in the run's summary."""
+        facts: dict[str, Any] = {
+            "fault": self.fault,
+            "rank": self.rank,
+            "worker": self.worker,
+            "step": self.step,
+            "action": self.action,
+            "state_from": self.source,
+            "detected_after_s": _span(self.since, self.detected),
+            "next_step_after_s": _span(self.since, self.resumed),
+            "full_strength_after_s": _span(self.since, self.full),
+            "lost_steps": self.lost_steps,
+        }
+        if self.score is not None:
+            facts["straggler_score"] = round(self.score, 3)
+            facts["median_step_before_s"] = self.step_before
+        return facts
+
+
+def _span(begin: float, end: float | None) -> float | None:
+    return None if end is None else round(max(0.0, end - begin), 4)
+
+
+@dataclass(slots=True)
+class Recoveries:
+    """All recoveries of a job, in order."""
+
+    entries: list[Recovery] = field(default_factory=list)
+    coordinator_restarts: int = 0
+    spares_lost: int = 0
+    _fired: dict[int, float] = field(default_factory=dict)  # worker -> moment of its injection
+
+    @property
+    def count(self) -> int:
+        """Number of recoveries so far."""
+        return len(self.entries)
+
+    def last_reason(self) -> str:
+        """Return the newest fault in words."""
+        if not self.entries:
+            return "none"
+        last = self.entries[-1]
+        return f"{last.fault} of rank {last.rank}"
+
+    def on_fired(self, wid: int, moment: float) -> None:
+        """An injected fault tells when it happens; that moment is better than a last sign of life."""
+        self._fired[wid] = moment
+        for entry in self.entries:
+            if entry.worker == wid and entry.resumed is None:
+                entry.since = min(moment, entry.detected)
+
+    def begin(
+        self, *, wid: int | None, rank: int | None, fault: str, action: str, step: int,
+        since: float, now: float,
+    ) -> None:
+        """Open an entry, unless this worker's loss is being dealt with already."""
+        if wid is not None and any(e.worker == wid and e.resumed is None for e in self.entries):
+            return
+        moment = self._fired.pop(wid, since) if wid is not None else since
+        self.entries.append(
+            Recovery(fault, rank, wid, step, action, min(moment, now), now)
+        )
+
+    def add_unnamed_corruption(self, now: float, step: int) -> None:
+        """Replicas differ and no majority says whose is right."""
+        if not any(e.fault == "corrupt" and e.resumed is None for e in self.entries):
+            self.entries.append(Recovery("corrupt", None, None, step, "retry", now, now))
+
+    def set_action(self, action: str) -> None:
+        """Note what is done about the open losses of ranks."""
+        for entry in self.entries:
+            if entry.resumed is None and entry.action == "replace":
+                entry.action = action
+
+    def expect_gain(self, median_step: float, score: float) -> None:
+        """Note why a straggler is being swapped."""
+        self.entries[-1].score = score
+        self.entries[-1].step_before = round(median_step, 4)
+
+    def on_decision(self, start_step: int, source: str) -> int:
+        """Note where the next generation starts; returns the number of steps to repeat."""
+        lost = 0
+        for entry in self.entries:
+            if entry.resumed is None:
+                entry.source = source
+                entry.lost_steps = max(entry.lost_steps, entry.step - start_step, 0)
+                lost = max(lost, entry.lost_steps)
+        return lost
+
+    def on_ready(self, wid: int, now: float) -> None:
+        """A replacement process is warm (nothing to note yet)."""
+
+    def on_resumed(self, moment: float, *, full: bool) -> float | None:
+        """The first step of a generation is committed; returns the time since the newest fault."""
+        cost = None
+        for entry in self.entries:
+            if entry.resumed is None:
+                entry.resumed = moment
+                cost = moment - entry.detected
+            if full and entry.full is None:
+                entry.full = moment
+        return cost
+
+    def spare_lost(self) -> None:
+        """A ready spare died."""
+        self.spares_lost += 1
+
+    def to_record(self) -> dict[str, Any]:
+        """Return JSON values; moments are kept as they are (one clock a host)."""
+        return {
+            "entries": [dataclasses.asdict(entry) for entry in self.entries],
+            "coordinator_restarts": self.coordinator_restarts,
+            "spares_lost": self.spares_lost,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], now: float) -> Recoveries:
+        """Undo ``to_record``."""
+        entries = [Recovery(**entry) for entry in record["entries"]]
+        return cls(entries, record["coordinator_restarts"], record["spares_lost"])

@@ -1,0 +1,116 @@
+"""Which snapshots exist, on which every rank agreed, and how often one is worth its cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from keepstep.runtime.decide import Snapshot
+from keepstep.runtime.protocol import SnapshotTaken
+
+FIRST_INTERVAL = 10  # steps, before the cost is known
+BUDGET = 0.005  # share of the step time that snapshots may cost
+KEPT = 3  # snapshots that a worker leaves in the vault
+
+
+@dataclass(slots=True)
+class _Entry:
+    digests: dict[int, str] = field(default_factory=dict)  # worker -> digest
+    payload: list[str] = field(default_factory=list)
+    ranks: dict[int, tuple[str, int]] = field(default_factory=dict)
+    agreed: bool = False
+
+
+@dataclass(slots=True)
+class SnapshotRegistry:
+    """Snapshots by the number of committed steps."""
+
+    interval: int = FIRST_INTERVAL
+    _entries: dict[int, _Entry] = field(default_factory=dict)
+    _seconds: list[float] = field(default_factory=list)
+
+    def note(self, taken: SnapshotTaken, address: str) -> None:
+        """Note that one rank took its part; ``address`` is the vault it lies in."""
+        entry = self._entries.setdefault(taken.committed, _Entry())
+        entry.digests[taken.wid] = taken.digest
+        entry.ranks[taken.rank] = (address, taken.wid)
+        if taken.payload and address not in entry.payload:
+            entry.payload.append(address)
+        self._seconds.append(taken.seconds)
+        del self._seconds[:-16]
+
+    def judge(self, committed: int, members: list[int]) -> tuple[int, ...] | None:
+        """Mark a snapshot as common once all ``members`` took it and agree."""
+        entry = self._entries[committed]
+        if set(members) <= set(entry.digests) and len(set(entry.digests.values())) == 1:
+            entry.agreed = bool(entry.payload)
+            for old in [c for c in self._entries if c < committed]:
+                if len([c for c in self._entries if c > old and self._entries[c].agreed]) >= KEPT:
+                    del self._entries[old]
+        return None
+
+    def differs(self, committed: int) -> bool:
+        """Return whether two ranks took different snapshots of one step."""
+        return len(set(self._entries[committed].digests.values())) > 1
+
+    def digests(self, committed: int) -> dict[int, str]:
+        """Return worker -> digest of one snapshot."""
+        return dict(self._entries[committed].digests)
+
+    def newest(self) -> Snapshot | None:
+        """Return the newest snapshot on which every rank agreed."""
+        agreed = [committed for committed, entry in self._entries.items() if entry.agreed]
+        if not agreed:
+            return None
+        committed = max(agreed)
+        entry = self._entries[committed]
+        return Snapshot(
+            committed=committed,
+            digest=next(iter(entry.digests.values())),
+            payload=tuple(entry.payload),
+            ranks=dict(entry.ranks),
+        )
+
+    def drop_after(self, committed: int) -> None:
+        """Forget snapshots of steps that are about to be repeated."""
+        for newer in [count for count in self._entries if count > committed]:
+            del self._entries[newer]
+
+    def forget(self, address: str) -> None:
+        """The vault at ``address`` is gone; snapshots that need it are no longer common."""
+        for entry in self._entries.values():
+            entry.payload = [other for other in entry.payload if other != address]
+            if not entry.payload or any(place == address for place, _ in entry.ranks.values()):
+                entry.agreed = False
+
+    def every(self, median_step: float) -> int | None:
+        """Return a new interval in steps when the measured cost asks for one, else None."""
+        if median_step <= 0 or len(self._seconds) < 4:
+            return None
+        cost = sorted(self._seconds)[len(self._seconds) // 2]
+        wanted = max(FIRST_INTERVAL, math.ceil(cost / (BUDGET * median_step)))
+        if 0.5 <= wanted / self.interval <= 2:
+            return None
+        self.interval = wanted
+        return wanted
+
+    def to_record(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "interval": self.interval,
+            "entries": [
+                [count, list(e.digests.items()), e.payload,
+                 [[rank, *place] for rank, place in e.ranks.items()], e.agreed]
+                for count, e in self._entries.items()
+            ],
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> SnapshotRegistry:
+        """Undo ``to_record``."""
+        found = cls(interval=record["interval"])
+        for count, digests, payload, ranks, agreed in record["entries"]:
+            places = {rank: (address, wid) for rank, address, wid in ranks}
+            found._entries[count] = _Entry(dict(digests), payload, places, agreed)
+        return found

@@ -1,0 +1,257 @@
+"""What a training job carries from step to step, and how it is written, compared and checked.
+
+``State`` names the objects; ``encode`` turns what their ``state_dict`` returns into a JSON tree and
+a list of tensors, ``decode`` turns it back. The manifest of an encoded state lists dtype, shape,
+size and SHA-256 of every tensor; the SHA-256 of the manifest is the *digest* of the state. Equal
+digests mean equal states, bit for bit. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from keepstep.runtime import generators
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with ``state_dict`` and ``load_state_dict`` (the PyTorch protocol)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as nested dicts, lists, tuples, tensors and plain values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take a state that ``state_dict`` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A state as a JSON-able tree plus CPU tensors (views of live memory where possible)."""
+
+    tree: Any
+    tensors: list[torch.Tensor]
+
+    def manifest(self) -> bytes:
+        """Return the JSON that describes every tensor and holds the tree; its digest is the state's."""
+        entries = [
+            {
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "sha256": hashlib.sha256(buffer_of(tensor)).hexdigest(),
+            }
+            for tensor in self.tensors
+        ]
+        body = {"tree": self.tree, "tensors": entries}
+        return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+
+
+def digest_of(manifest: bytes) -> str:
+    """Return the digest of the state that ``manifest`` describes: 64 hexadecimal digits."""
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, without a copy; valid while the tensor lives."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    array = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    return memoryview(array).cast("B")
+
+
+def encode(value: Any) -> Encoded:
+    """Turn nested state into a tree and tensors.
+
+    Dict entries are sorted, so two states that differ only in insertion order are equal.
+
+    Raises:
+        TypeError: a value that is neither a tensor, an array nor plain data; the text names its
+            place.
+    """
+    tensors: list[torch.Tensor] = []
+    return Encoded(_encode(value, tensors, "state"), tensors)
+
+
+def _encode(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value if type(value) in _PLAIN else _to_plain(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach().cpu().contiguous())
+        return {"t": len(tensors) - 1}
+    if isinstance(value, Mapping):
+        entries = [
+            [_encode(key, tensors, place), _encode(item, tensors, f"{place}.{key}")]
+            for key, item in sorted(value.items(), key=lambda pair: _order(pair[0]))
+        ]
+        return {"d": entries}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, tensors, f"{place}[{i}]") for i, item in enumerate(value)]
+        return {"l" if isinstance(value, list) else "u": items}
+    if isinstance(value, bytes | bytearray):
+        return {"b": base64.b64encode(value).decode()}
+    if type(value).__module__ == "numpy":
+        return _encode_array(value, tensors)
+    raise TypeError(
+        f"{place} is a {type(value).__name__}; a state holds tensors, arrays, dicts, lists, tuples, "
+        "bytes, strings, numbers and None. Keep other objects out of state_dict()."
+    )
+
+
+_PLAIN = {type(None), bool, int, float, str}
+
+
+def _to_plain(value: Any) -> Any:
+    """Reduce subclasses (IntEnum, numpy.float64, ...) to the plain type that they extend."""
+    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+
+
+def _encode_array(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if value.ndim == 0:
+        return value.item()
+    tensors.append(torch.from_numpy(value.copy()).contiguous())
+    return {"n": len(tensors) - 1}
+
+
+def _order(key: Any) -> tuple[str, str]:
+    return type(key).__name__, key if isinstance(key, str) else f"{key!r:>20}"
+
+
+def decode(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """Undo ``encode``."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, body),) = tree.items()
+    return _DECODERS[kind](body, tensors)
+
+
+_DECODERS: dict[str, Callable[[Any, list[torch.Tensor]], Any]] = {
+    "t": lambda body, tensors: tensors[body],
+    "n": lambda body, tensors: tensors[body].numpy(),
+    "b": lambda body, tensors: base64.b64decode(body),
+    "l": lambda body, tensors: [decode(item, tensors) for item in body],
+    "u": lambda body, tensors: tuple(decode(item, tensors) for item in body),
+    "d": lambda body, tensors: {decode(k, tensors): decode(v, tensors) for k, v in body},
+}
+
+
+def empty_tensors(manifest: dict[str, Any]) -> list[torch.Tensor]:
+    """Return uninitialised CPU tensors for the entries of a parsed manifest."""
+    return [
+        torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for entry in manifest["tensors"]
+    ]
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that a step changes.
+
+    Args:
+        replicated: name -> object that is equal on every rank (model, optimizer, scheduler). A
+            replacement receives it from the other ranks.
+        per_rank: name -> object that differs from rank to rank (a data loader's position). A
+            replacement receives what its rank left at its last commit. The random generators of
+            Python, NumPy and torch (CPU and the current GPU) are always carried.
+
+    Raises:
+        TypeError: an object without ``state_dict`` and ``load_state_dict``.
+    """
+
+    replicated: dict[str, Stateful]
+    per_rank: dict[str, Stateful] = field(default_factory=dict)
+    _tensors: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
+    _versions: list[int] = field(default_factory=list, init=False, repr=False)
+    _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
+    _others_seen: str = field(default="", init=False, repr=False)
+    _optimizer_began: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the objects and start to watch them for changes."""
+        for name, item in {**self.replicated, **self.per_rank}.items():
+            if not isinstance(item, Stateful):
+                raise TypeError(
+                    f"State: {name!r} is a {type(item).__name__} without state_dict() and "
+                    "load_state_dict(); wrap it in an object that has both"
+                )
+        self._watch()
+
+    def _watch(self) -> None:
+        for name, item in self.replicated.items():
+            if isinstance(item, torch.nn.Module):
+                self._tensors += [*item.parameters(), *item.buffers()]
+            elif isinstance(item, torch.optim.Optimizer):
+                item.register_step_pre_hook(self._optimizer_begins)
+            else:
+                self._others[name] = item
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        self._optimizer_began = True
+
+    def mark_clean(self) -> None:
+        """Remember the present state as complete (called at each commit; microseconds)."""
+        self._optimizer_began = False
+        self._versions = [tensor._version for tensor in self._tensors]
+        self._others_seen = self._fingerprint_others()
+
+    def is_clean(self) -> bool:
+        """Return whether nothing replicated changed since ``mark_clean``.
+
+        Parameters and buffers are compared by their version counters, optimizers by whether a step
+        began, anything else by the plain values in its ``state_dict``.
+        """
+        return (
+            not self._optimizer_began
+            and self._versions == [tensor._version for tensor in self._tensors]
+            and self._others_seen == self._fingerprint_others()
+        )
+
+    def _fingerprint_others(self) -> str:
+        if not self._others:
+            return ""
+        encoded = encode({name: item.state_dict() for name, item in self._others.items()})
+        return digest_of(encoded.manifest())
+
+    def encode_replicated(self) -> Encoded:
+        """Return the replicated state; CPU tensors are views of the live ones."""
+        return encode({name: item.state_dict() for name, item in self.replicated.items()})
+
+    def load_replicated(self, value: dict[str, Any]) -> None:
+        """Load what ``decode`` made of another rank's replicated state."""
+        for name, item in self.replicated.items():
+            item.load_state_dict(value[name])
+        self.mark_clean()
+
+    def capture_rank(self) -> bytes:
+        """Return generators and per-rank objects of this rank as bytes (JSON)."""
+        encoded = encode({name: item.state_dict() for name, item in self.per_rank.items()})
+        tensors = [
+            {
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "data": base64.b64encode(buffer_of(tensor)).decode(),
+            }
+            for tensor in encoded.tensors
+        ]
+        body = {"generators": generators.capture(), "tree": encoded.tree, "tensors": tensors}
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def restore_rank(self, record: bytes) -> None:
+        """Load what ``capture_rank`` returned, here or in the process that had the rank before."""
+        body = json.loads(record)
+        tensors = empty_tensors(body)
+        for tensor, entry in zip(tensors, body["tensors"], strict=True):
+            data = base64.b64decode(entry["data"])
+            if data:
+                buffer_of(tensor)[:] = data
+        value = decode(body["tree"], tensors)
+        for name, item in self.per_rank.items():
+            item.load_state_dict(value[name])
+        generators.restore(body["generators"])

@@ -1,0 +1,27 @@
+"""The job's key-value store (a TCPStore) in a process of its own, so that no rank takes it along."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+
+
+def main() -> None:
+    """Serve on the address in argv[1] until killed; print the port."""
+    die_with_parent()
+    import torch.distributed as dist
+
+    store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False)
+    print(store.port, flush=True)
+    threading.Event().wait()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

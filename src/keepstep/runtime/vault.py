@@ -1,0 +1,143 @@
+"""What a worker leaves with its agent, so that it outlives the worker: rank records and snapshots.
+
+The vault is a folder in memory (``/dev/shm`` where there is one) that the agent makes. A *rank
+record* is the per-rank state (generators, data loader) at one point: ``count`` steps committed. Two
+kinds are kept for the last steps:
+
+* commit: written when step ``count`` was complete;
+* entry: written when the rank entered the last collective of that step. If the rank dies between
+  the two, the entry record stands in, provided that in the step before both were equal.
+
+Records carry a CRC, so one that was cut short by a kill is not mistaken for a whole one. Only the
+standard library is needed here: the agent reads what the worker wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+SLOTS = 4  # commit and entry of the last two steps
+_HEADER = struct.Struct("<4sqqqI")  # magic, count, is_commit, length, crc32
+_MAGIC = b"KSR1"
+_NAME = re.compile(r"(rank/\d+/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """Per-rank state after ``count`` committed steps."""
+
+    count: int
+    is_commit: bool
+    data: bytes
+
+
+class RankRecordWriter:
+    """The worker's side; one open file a slot, so that a write is a single system call."""
+
+    def __init__(self, vault: Path, wid: int) -> None:
+        """Open the slots of worker ``wid``."""
+        flags = os.O_CREAT | os.O_WRONLY
+        self._files = [os.open(_slot_path(vault, wid, slot), flags, 0o600) for slot in range(SLOTS)]
+
+    def write(self, count: int, *, is_commit: bool, data: bytes) -> None:
+        """Write one record over the oldest of its kind."""
+        head = _HEADER.pack(_MAGIC, count, is_commit, len(data), zlib.crc32(data))
+        os.pwrite(self._files[_slot_of(count, is_commit)], head + data, 0)
+
+
+def _slot_of(count: int, is_commit: bool) -> int:
+    return (count % 2) * 2 + int(is_commit)
+
+
+def _slot_path(vault: Path, wid: int, slot: int) -> Path:
+    return vault / f"rank-{wid}.{slot}"
+
+
+def read_records(vault: Path, wid: int) -> list[RankRecord]:
+    """Return the whole records of worker ``wid``, oldest first."""
+    found = []
+    for slot in range(SLOTS):
+        try:
+            raw = _slot_path(vault, wid, slot).read_bytes()
+        except OSError:
+            continue
+        record = _parse(raw)
+        if record is not None:
+            found.append(record)
+    return sorted(found, key=lambda record: (record.count, record.is_commit))
+
+
+def _parse(raw: bytes) -> RankRecord | None:
+    if len(raw) < _HEADER.size:
+        return None
+    magic, count, is_commit, length, crc = _HEADER.unpack_from(raw)
+    data = raw[_HEADER.size : _HEADER.size + length]
+    if magic != _MAGIC or len(data) != length or zlib.crc32(data) != crc:
+        return None
+    return RankRecord(count=count, is_commit=bool(is_commit), data=data)
+
+
+def known_counts(records: list[RankRecord]) -> tuple[int, int]:
+    """Return (newest committed count, newest count for which the per-rank state is known).
+
+    The second is one more than the first when an entry record of the next step exists and entry
+    and commit were equal in the newest committed step: then nothing per-rank changes after the
+    last collective of a step. -1 where nothing is known.
+    """
+    commits = {record.count: record.data for record in records if record.is_commit}
+    entries = {record.count: record.data for record in records if not record.is_commit}
+    if not commits:
+        return -1, -1
+    newest = max(commits)
+    if newest + 1 in entries and entries.get(newest) == commits[newest]:
+        return newest, newest + 1
+    return newest, newest
+
+
+def find_record(records: list[RankRecord], count: int) -> bytes | None:
+    """Return the per-rank state after ``count`` steps; a commit record is preferred."""
+    fitting = [record for record in records if record.count == count]
+    return max(fitting, key=lambda record: record.is_commit).data if fitting else None
+
+
+def write_blob(vault: Path, name: str, parts: list[bytes | memoryview]) -> None:
+    """Write ``parts`` under ``name``, whole or not at all (memory files need no fsync)."""
+    path = _blob_path(vault, name)
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    with open(temporary, "wb") as file:
+        for part in parts:
+            file.write(part)
+    temporary.rename(path)
+
+
+def read_blob(vault: Path, name: str) -> bytes | None:
+    """Return what lies under ``name`` (a rank record's data or a snapshot), or None.
+
+    Names come from other hosts: anything but the known patterns is refused.
+    """
+    if not _NAME.match(name):
+        return None
+    if name.startswith("rank/"):
+        _, wid, count = name.split("/")
+        return find_record(read_records(vault, int(wid)), int(count))
+    try:
+        return _blob_path(vault, name).read_bytes()
+    except OSError:
+        return None
+
+
+def drop_snapshots(vault: Path, keep: set[int]) -> None:
+    """Remove every snapshot whose count is not in ``keep``."""
+    for path in vault.glob("snapshot-*"):
+        if int(path.name.split("-")[1].split(".")[0]) not in keep:
+            path.unlink(missing_ok=True)
+
+
+def _blob_path(vault: Path, name: str) -> Path:
+    kind, count, rest = name.split("/", 2)
+    return vault / f"{kind}-{count}.{rest.replace('/', '-')}"

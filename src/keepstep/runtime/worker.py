@@ -1,0 +1,438 @@
+"""One supervised worker: generations, the step loop, commits, recovery.
+
+The training thread owns everything here; the side thread (``link``) only delivers orders and makes
+blocked collectives fail. A step that raises, for whatever reason, leads to ``_recover``: wait for
+the coordinator's halt, say what this worker holds, enter the next generation, go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime import vault
+from keepstep.runtime.config import WorkerConfig
+from keepstep.runtime.exchange import Offer, fetch_payload, fetch_state
+from keepstep.runtime.failures import origin_of
+from keepstep.runtime.group import Groups
+from keepstep.runtime.inject import Injector
+from keepstep.runtime.link import AgentLink
+from keepstep.runtime.progress import Phase, ProgressRecord, Slot
+from keepstep.runtime.replicas import payload_parts
+from keepstep.runtime.samples import SampleLog
+from keepstep.runtime.snapshots import KEPT
+from keepstep.runtime.state import Encoded, State, buffer_of, digest_of
+from keepstep.runtime.transfer import ByteServer, client
+
+PAYLOAD_RANKS = 2  # ranks that write the replicated state of a snapshot; all write their digest
+
+
+class HaltedError(Exception):
+    """An order to leave the generation arrived while the worker waited for something else."""
+
+
+class FinishedError(Exception):
+    """The job is complete."""
+
+
+class Supervision:
+    """The worker's side of ``keepstep run``."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Connect to agent and store, create the process group, announce ``join``."""
+        self.config = config
+        self.generation = 0
+        self.progress = ProgressRecord.attach(Path(config.progress))
+        self._vault = Path(config.vault)
+        self.groups = self._create_groups()
+        self._link = AgentLink(
+            socket.socket(fileno=config.link),
+            self.progress,
+            on_halt=self.groups.unblock,
+            sequence=self.groups.sequence,
+        )
+        self._link.send(p.Joined(wid=config.wid, torch=torch.__version__))
+        self._records = vault.RankRecordWriter(self._vault, config.wid)
+        self._samples = SampleLog(self._vault, config.wid)
+        self._offer = Offer(receivers=0)
+        self._server = ByteServer(config.host, config.secret, self._provide)
+        self._injector = Injector(list(config.injections), self._announce, self._flip_bit)
+        self._busy_began = self._collective_began = 0.0
+        self._waited = 0.0
+        self._entry: tuple[int, bytes] = (-1, b"")
+        self._last_record = b""
+        self._committed = 0
+        self._in_step = -1
+        self._entry_is_exact = False
+        self._snapshot_from, self._snapshot_every = 0, 0
+        self._snapshots: list[int] = []
+
+    def _create_groups(self) -> Groups:
+        config = self.config
+        device = torch.device("cpu")
+        if config.backend == "nccl":
+            device = _own_gpu(config.wid)
+        store = dist.TCPStore(config.store_host, config.store_port, is_master=False)
+        groups = Groups(backend=config.backend, device=device, store=store, wid=config.wid)
+        groups.initialise(config.world_size)
+        return groups
+
+    def _announce(self, index: int, step: int) -> None:
+        self._link.send(p.Fired(wid=self.config.wid, index=index, step=step))
+
+    def _provide(self, name: str) -> list[bytes | memoryview] | None:
+        return self._offer.provide(name)
+
+    # --- called from inside the step ------------------------------------------------------------
+
+    def note_samples(self, step: int, positions: range) -> None:
+        """Note which samples this rank uses."""
+        self._samples.note(self.generation, step, positions)
+
+    def note_entry(self) -> None:
+        """Leave the per-rank state with the agent, should this rank die before it commits."""
+        if self._state is not None:
+            data = self._state.capture_rank()
+            self._entry = (self._in_step + 1, data)
+            self._records.write(self._in_step + 1, is_commit=False, data=data)
+
+    def enter_collective(self) -> None:
+        """Publish that the training thread waits for others from now on."""
+        self._be_slow()
+        self.note_entry()
+        self._collective_began = time.monotonic()
+        self.progress.enter(Phase.COLLECTIVE)
+
+    def leave_collective(self) -> None:
+        """Publish that it goes on by itself."""
+        self._waited += time.monotonic() - self._collective_began
+        self.progress.enter(Phase.STEP)
+
+    def _be_slow(self) -> None:
+        """Carry out ``slow``: stretch the time that this rank has spent on the step so far."""
+        if self._injector.slowness > 1.0:
+            own = time.monotonic() - self._busy_began - self._waited
+            time.sleep(own * (self._injector.slowness - 1.0))
+
+    def _flip_bit(self) -> None:
+        assert self._state is not None
+        encoded = self._state.encode_replicated()
+        largest = max(encoded.tensors, key=lambda tensor: tensor.numel())
+        buffer = buffer_of(largest)
+        buffer[len(buffer) // 2] ^= 1
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    _state: State | None = None
+
+    def train(
+        self, step: Callable[[int], None], state: State, steps: int, begin: Callable[[], None]
+    ) -> None:
+        """Run the steps; ``begin`` is called at the start of every generation."""
+        self._state, self._step, self._steps, self._begin = state, step, steps, begin
+        state.mark_clean()
+        encoded = state.encode_replicated()
+        self.progress.enter(Phase.WAITING)
+        address = f"{self.config.host}:{self._server.port}"
+        self._link.send(
+            p.Ready(
+                wid=self.config.wid, handle=self.groups.handle(), steps=steps,
+                digest=digest_of(encoded.manifest()), address=address,
+            )
+        )
+        self._last_record = state.capture_rank()
+        try:
+            self._enter_next(encoded)
+            while True:
+                self._run_generation()
+        except FinishedError:
+            self.progress.enter(Phase.LEFT)
+            if self.generation == 0:
+                sys.exit(0)  # a spare that was never needed
+
+    def _run_generation(self) -> None:
+        try:
+            while self._committed < self._steps:
+                self._stop_at_boundary()
+                self._run_step(self._committed)
+            self._announce_done()
+            self._obey(self._link.wait_order())
+        except FinishedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a step raises is a fault to survive
+            self._recover(error)
+
+    def _obey(self, order: p.Message) -> None:
+        if isinstance(order, p.Finish):
+            raise FinishedError
+        if isinstance(order, p.Halt):
+            raise HaltedError
+
+    def _stop_at_boundary(self) -> None:
+        halt = self._link.halt
+        if halt is None or halt.generation <= self.generation:
+            return
+        if halt.at_step is None or halt.at_step <= self._committed:
+            raise HaltedError
+
+    def _run_step(self, number: int) -> None:
+        began = time.monotonic_ns()
+        self._busy_began, self._waited, self._in_step = began / 1e9, 0.0, number
+        self.progress[Slot.STEP] = number
+        self.progress.enter(Phase.STEP)
+        self._injector.at_step(number, dist.get_rank())
+        self._step(number)
+        if self._waited == 0.0:
+            self._be_slow()
+        self._commit(number + 1, began)
+
+    def _commit(self, count: int, began: int) -> None:
+        assert self._state is not None
+        self.progress.enter(Phase.COMMIT)
+        record = self._state.capture_rank()
+        self._records.write(count, is_commit=True, data=record)
+        self._entry_is_exact = self._entry == (count, record)
+        self._last_record = record
+        self._state.mark_clean()
+        elapsed = time.monotonic_ns() - began
+        self.progress[Slot.STEP_NS] = elapsed
+        self.progress[Slot.BUSY_NS] = elapsed - int(self._waited * 1e9) if self._waited else 0
+        self._committed = count
+        self.progress[Slot.COMMITTED] = count
+        if count == self._first_count:
+            self._link.send(
+                p.Resumed(wid=self.config.wid, generation=self.generation, committed=count, ago=0.0)
+            )
+        self._maybe_snapshot(count)
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def _maybe_snapshot(self, count: int) -> None:
+        order = self._link.snapshot_every
+        if order is not None and count >= order.from_step:
+            self._snapshot_every = order.every
+            self._link.snapshot_every = None
+        if self._snapshot_every and count % self._snapshot_every == 0 and count < self._steps:
+            self._take_snapshot(count)
+
+    def _take_snapshot(self, count: int) -> None:
+        assert self._state is not None
+        began = time.monotonic()
+        encoded = self._state.encode_replicated()
+        manifest = encoded.manifest()
+        rank = dist.get_rank()
+        own = f"snapshot/{count}/rank/{self.config.wid}"
+        vault.write_blob(self._vault, own, [self._last_record])
+        if rank < PAYLOAD_RANKS:
+            parts = payload_parts(encoded, manifest)
+            vault.write_blob(self._vault, f"snapshot/{count}/payload", parts)
+        self._snapshots = [*(c for c in self._snapshots if c < count), count][-KEPT:]
+        if rank == 0:
+            vault.drop_snapshots(self._vault, keep=set(self._snapshots))
+        self._link.send(
+            p.SnapshotTaken(
+                wid=self.config.wid, rank=rank, committed=count, digest=digest_of(manifest),
+                payload=rank < PAYLOAD_RANKS, seconds=time.monotonic() - began,
+            )
+        )
+
+    # --- recovery -------------------------------------------------------------------------------
+
+    def _recover(self, error: Exception) -> None:
+        self.progress.enter(Phase.WAITING)
+        halt = self._link.halt
+        if halt is None or halt.generation <= self.generation:
+            self._report_failure(error)
+        self._enter_next(None)
+
+    def _report_failure(self, error: Exception) -> None:
+        origin = origin_of(error)
+        if origin != "collective":
+            _print_traceback(error)
+        self._link.send(
+            p.StepFailed(
+                wid=self.config.wid, generation=self.generation, step=self._in_step,
+                error=f"{type(error).__name__}: {error}"[:1000], origin=origin,
+            )
+        )
+
+    def _enter_next(self, first: Encoded | None) -> None:
+        """Obey orders until this worker is a member of a generation (or the job is complete)."""
+        encoded = first
+        while True:
+            halt = self._link.halt
+            if halt is not None and halt.generation > max(self.generation, self._proposed):
+                encoded = self._propose(halt.generation)
+            order = self._link.wait_order()
+            if isinstance(order, p.Finish):
+                raise FinishedError
+            if (
+                isinstance(order, p.Form)
+                and self.config.wid in order.members
+                and not self._is_superseded(order)
+                and self._enter(order, encoded)
+            ):
+                return
+
+    _proposed = 0
+
+    def _is_superseded(self, form: p.Form) -> bool:
+        halt = self._link.halt
+        return halt is not None and halt.generation > form.generation
+
+    def _propose(self, generation: int) -> Encoded | None:
+        """Undo what the interrupted step did to this rank alone and say what is left."""
+        assert self._state is not None
+        self._proposed = generation
+        for item in self._state.replicated.values():
+            if isinstance(item, torch.nn.Module):
+                item.zero_grad(set_to_none=True)
+        clean = self._state.is_clean()
+        encoded = self._state.encode_replicated() if clean else None
+        digest = digest_of(encoded.manifest()) if encoded is not None else ""
+        entry = self._committed
+        if self._entry_is_exact and self._entry[0] == self._committed + 1:
+            entry += 1
+        self._state.restore_rank(self._last_record)
+        self._link.send(
+            p.Proposal(
+                wid=self.config.wid, generation=generation, committed=self._committed, clean=clean,
+                digest=digest, handle=self.groups.handle(), entry=entry,
+            )
+        )
+        return encoded
+
+    def _enter(self, form: p.Form, encoded: Encoded | None) -> bool:
+        """Become a member of the generation that ``form`` describes; False if that failed."""
+        self.progress.enter(Phase.FORMING)
+        self._injector.fired.update(form.fired)
+        rank = form.members.index(self.config.wid)
+        if form.generation > 1:
+            self._injector.at_recovery(form.start_step, rank)
+        seconds: dict[str, float] = {}
+        try:
+            with _timed(seconds, "reconfigure"):
+                self.groups.reconfigure(form.uuid, form.handles, form.timeout)
+            with _timed(seconds, "state"):
+                self._exchange_state(form, rank, encoded)
+            self._become_member(form)
+            with _timed(seconds, "begin"):
+                self._begin()
+        except Exception as error:  # noqa: BLE001 - a peer may vanish at any point of this
+            self.progress.enter(Phase.WAITING)
+            text = f"{type(error).__name__}: {error}"[:1000]
+            self._link.send(
+                p.FormFailed(
+                    wid=self.config.wid, generation=form.generation, error=text,
+                    handle=self.groups.handle(),
+                )
+            )
+            return False
+        self._link.send(
+            p.Formed(
+                wid=self.config.wid, generation=form.generation, step=form.start_step,
+                seconds={name: round(value, 4) for name, value in seconds.items()},
+            )
+        )
+        if form.generation == 1:
+            self._take_snapshot(form.start_step)
+        return True
+
+    def _become_member(self, form: p.Form) -> None:
+        assert self._state is not None
+        self.generation = form.generation
+        self.progress[Slot.GENERATION] = form.generation
+        self._committed = form.start_step
+        self._first_count = form.start_step + 1
+        self.progress[Slot.COMMITTED] = form.start_step
+        self._last_record = self._state.capture_rank()
+        self._records.write(form.start_step, is_commit=True, data=self._last_record)
+        self._entry, self._entry_is_exact = (-1, b""), False
+        self._snapshot_every = form.snapshot_every
+
+    _first_count = 0
+
+    def _exchange_state(self, form: p.Form, rank: int, encoded: Encoded | None) -> None:
+        assert self._state is not None
+        source = form.rank_state.get(str(rank))
+        if self.config.wid in form.receivers:
+            self._receive(form)
+        elif form.receivers:
+            assert encoded is not None
+            self._give(form, encoded)
+        if source is not None:
+            address, name = source
+            with client(address, self.config.secret, form.timeout) as connection:
+                self._state.restore_rank(bytes(connection.read(name)))
+
+    def _receive(self, form: p.Form) -> None:
+        assert self._state is not None
+        addresses = [address for _, address in form.donors]
+        if form.source == "snapshot":
+            name = f"snapshot/{form.start_step}/payload"
+            value = fetch_payload(addresses, name, form.digest, self.config.secret, form.timeout)
+            self._state.load_replicated(value)
+            return
+        value = fetch_state(
+            addresses, form.generation, form.digest, self.config.secret, form.timeout,
+            receiver=self.config.wid,
+        )
+        self._state.load_replicated(value)
+
+    def _give(self, form: p.Form, encoded: Encoded) -> None:
+        """Serve the state until every receiver has it: it must not change before."""
+        self._offer.open(form.generation, encoded, receivers=len(form.receivers))
+        deadline = time.monotonic() + form.timeout + 60.0
+        while not self._offer.wait(0.02):
+            if self._is_superseded(form):
+                raise HaltedError
+            if time.monotonic() > deadline:
+                raise TimeoutError("a receiver did not confirm the state that it was given")
+        self._offer.shut()
+
+    def _announce_done(self) -> None:
+        assert self._state is not None
+        self.progress.enter(Phase.WAITING)
+        digest = digest_of(self._state.encode_replicated().manifest())
+        self._link.send(
+            p.Done(
+                wid=self.config.wid, generation=self.generation, committed=self._committed,
+                digest=digest, handle=self.groups.handle(),
+            )
+        )
+
+
+def _own_gpu(wid: int) -> torch.device:
+    """Return the GPU of this process; several workers may share one.
+
+    NCCL refuses two ranks of one host on one card; with an id of its own each counts as a host and
+    they talk through sockets.
+    """
+    count = torch.cuda.device_count()
+    local = int(os.environ["LOCAL_RANK"])
+    if int(os.environ["KEEPSTEP_LOCAL_SLOTS"]) > count:
+        os.environ.setdefault("NCCL_HOSTID", f"keepstep-{wid}")
+    device = torch.device("cuda", local % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _print_traceback(error: Exception) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - began
+
