@@ -141,7 +141,7 @@ def run(*command: str | Path) -> None:
     finished = subprocess.run(command, stdout=sys.stderr, env=installer_variables(os.environ))
     if finished.returncode != 0:
         shown = " ".join(str(part) for part in command)
-        free = shutil.disk_usage(Path.home()).free / 1e9
+        free = shutil.disk_usage(cache_directory(os.environ)).free / 1e9
         raise SetupError(
             seen=f"status {finished.returncode} (its message is above; {free:.1f} GB are free) of\n"
             f"          {shown}",
@@ -241,21 +241,18 @@ def ensure_environment(home: Path) -> Path:
     if read_stamp(environment) == project_digest(ROOT):
         return environment
     with only_one_setup(home):
-        complete(environment, ensure_uv(home))
+        complete(environment, home)
     return environment
 
 
-def complete(environment: Path, uv: Path) -> None:
+def complete(environment: Path, home: Path) -> None:
     """Bring ``environment`` up to date; another set-up may just have done it."""
     stamp = read_stamp(environment)
     if stamp is None:
-        environments = environment.parent
-        first_time = not any(environments.glob(f"*/{STAMP}"))
-        environments.mkdir(exist_ok=True)
-        check_space(environments, first_time=first_time)
-        build(environment, uv)
+        check_space(home, first_time=not any(environment.parent.glob(f"*/{STAMP}")))
+        build(environment, ensure_uv(home))
     if stamp != project_digest(ROOT):
-        install_project(environment, uv)
+        install_project(environment, ensure_uv(home))
 
 
 def locked_uv(home: Path) -> Path:
@@ -284,6 +281,9 @@ def main(arguments: list[str]) -> int:
     except SetupError as error:
         say(f"the environment cannot be set up\n{error}")
         return 1
+    except KeyboardInterrupt:
+        say("interrupted; the next make starts the unfinished part again")
+        return 130
     return 0
 
 

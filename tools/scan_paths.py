@@ -60,8 +60,8 @@ def findings_in(path: Path, content: bytes) -> Iterator[Finding]:
         return
     for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
         for kind, pattern in PATTERNS.items():
-            if match := pattern.search(line):
-                yield Finding(path, number, kind, match.group())
+            if pattern.search(line):
+                yield Finding(path, number, kind, line.strip())
 
 
 def main() -> int:
