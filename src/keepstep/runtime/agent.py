@@ -201,8 +201,8 @@ class Agent:
         elif isinstance(message, p.Lease):
             self.times = Times(patience=message.patience, median_step=0.0)
         elif isinstance(message, p.Launch):
-            for wid in message.wids:
-                self._start(wid)
+            for wid, rank in zip(message.wids, message.ranks, strict=True):
+                self._start(wid, rank)
         elif isinstance(message, p.Fence):
             self._fence(message.wid)
         elif isinstance(message, p.Halt):
@@ -250,7 +250,7 @@ class Agent:
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _start(self, wid: int) -> None:
+    def _start(self, wid: int, rank: int) -> None:
         if wid in self.workers or self._finishing:
             return
         taken = {worker.local_rank for worker in self.workers.values() if worker.alive}
@@ -259,7 +259,11 @@ class Agent:
         progress = ProgressRecord.create(path)
         progress[Slot.LEASE] = int(self._lease_until * 1e9)
         ours, theirs = socket.socketpair()
-        environment = self._environment(wid, local_rank, path, theirs.fileno())
+        host, _, port = self._store.rpartition(":")
+        environment = worker_environment(
+            wid=wid, rank=rank, local_rank=local_rank, link=theirs.fileno(), progress=path,
+            store=(host, int(port)), world_size=self.world_size, agent=self.config,
+        )
         process = subprocess.Popen(
             [sys.executable, "-m", "keepstep.runtime.bootstrap", str(os.getpid()),
              *self.config.command],
@@ -276,13 +280,6 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, self._on_exit, worker)
         loop.add_reader(ours, self._on_readable, worker)
-
-    def _environment(self, wid: int, local_rank: int, path: Path, link: int) -> dict[str, str]:
-        host, _, port = self._store.rpartition(":")
-        return worker_environment(
-            wid=wid, local_rank=local_rank, link=link, progress=path, store=(host, int(port)),
-            world_size=self.world_size, agent=self.config,
-        )
 
     def _fence(self, wid: int) -> None:
         worker = self.workers.get(wid)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def worker_environment(
-    *, wid: int, local_rank: int, link: int, progress: Path, store: tuple[str, int],
+    *, wid: int, rank: int, local_rank: int, link: int, progress: Path, store: tuple[str, int],
     world_size: int, agent: AgentConfig,
 ) -> dict[str, str]:
     """Return the variables for one worker.
 
-    RANK is the worker's number: it becomes the rank of the first generation, and lies beyond the
-    ranks for a spare. ``Job.rank`` is the truth from then on.
+    RANK is the rank in the first generation and lies beyond the ranks for a spare; ``Job.rank`` is
+    the truth from then on.
     """
     config = WorkerConfig(
         wid=wid, backend=agent.backend, world_size=world_size, store_host=store[0],
@@ -29,8 +29,8 @@ def worker_environment(
     slots = agent.workers + agent.spares
     found = dict(os.environ)
     found.update(
-        RANK=str(wid), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(agent.workers), GROUP_RANK="0", ROLE_RANK=str(wid),
+        RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(agent.workers), GROUP_RANK="0", ROLE_RANK=str(rank),
         MASTER_ADDR=store[0], MASTER_PORT=str(store[1]), KEEPSTEP_LOCAL_SLOTS=str(slots),
         TORCHELASTIC_RUN_ID="keepstep",
     )

@@ -86,7 +86,7 @@ class Job:
     @property
     def rank(self) -> int:
         """Rank in the current generation. Before ``train`` a spare has a number beyond the ranks."""
-        return dist.get_rank() if self.generation else self._groups.wid
+        return dist.get_rank() if self.generation else int(os.environ["RANK"])
 
     @property
     def world_size(self) -> int:

@@ -55,7 +55,8 @@ class Agent:
     name: str
     host: str
     address: str
-    slots: int
+    ranks: int  # how many ranks of the first generation it brings
+    slots: int  # worker processes, spares included
     connected: bool = True
     heard: float = 0.0
 
@@ -195,7 +196,8 @@ class Membership:
             self._send(hello.agent, p.Abort(why=why, code=2))
             return
         agent = Agent(
-            hello.agent, hello.host, hello.address, hello.workers + hello.spares, True, now
+            hello.agent, hello.host, hello.address, hello.workers, hello.workers + hello.spares,
+            True, now,
         )
         self.agents[hello.agent] = agent
         self._event("agent_joined" if known is None else "agent_back", agent=hello.agent,
@@ -247,8 +249,19 @@ class Membership:
         self.next_wid += count
         for wid in wids:
             self.workers[wid] = Worker(wid, agent, self.now)
-        self._send(agent, p.Launch(wids=wids))
+        self._send(agent, p.Launch(wids=wids, ranks=self._first_ranks(agent, wids)))
         self.changed = True
+
+    def _first_ranks(self, agent: str, wids: list[int]) -> list[int]:
+        """Give the ranks of the first generation to the first workers of each agent."""
+        world_size = self.settings.world_size
+        if self.generation:
+            return [world_size + wid for wid in wids]
+        free = world_size - len(self.slots)
+        own = wids[: min(self.agents[agent].ranks, free)]
+        ranks = [len(self.slots) + place for place in range(len(own))]
+        self.slots += own
+        return ranks + [world_size + wid for wid in wids[len(own) :]]
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -586,15 +599,16 @@ class Membership:
             self._try_finish()
 
     def _try_first_generation(self) -> None:
-        ready = sorted(self._ready_spares())
-        if len(self.agents) < self.settings.min_agents or len(ready) < self.settings.world_size:
+        digests = {
+            wid: ready.digest
+            for wid in self.members
+            if (ready := self.workers[wid].ready) is not None
+        }
+        if len(digests) < self.settings.world_size:
             return
-        self.slots = list(ready[: self.settings.world_size])
         self.owners = [None] * len(self.slots)
-        first = self.workers[ready[0]].ready
+        first = self.workers[self.members[0]].ready
         assert first is not None
-        digests = {wid: ready_of.digest for wid in self.members
-                   if (ready_of := self.workers[wid].ready) is not None}
         same = tuple(wid for wid, digest in digests.items() if digest == first.digest)
         decision = Decision(
             source="live", start_step=0, digest=first.digest, donors=same,

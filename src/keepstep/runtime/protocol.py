@@ -244,9 +244,10 @@ class Lease(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch(Message):
-    """Start these workers. ``rank`` is what RANK says in the environment of each."""
+    """Start these workers. ``ranks``: what RANK says to each; beyond the ranks for a spare."""
 
     wids: list[int]
+    ranks: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
