@@ -1,7 +1,7 @@
 """A small GPT that learns to write Python: trained on the bytes of the standard library's sources.
 
-    keepstep run --workers 3 --spares 1 jobs/bytelm.py --steps 120 --seed 0
-    torchrun --nproc-per-node 3 jobs/bytelm.py --steps 120 --seed 0
+keepstep run --workers 3 --spares 1 jobs/bytelm.py --steps 120 --seed 0
+torchrun --nproc-per-node 3 jobs/bytelm.py --steps 120 --seed 0
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Block(nn.Module):
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.feed(x)
+        fed: torch.Tensor = self.feed(x)
+        return x + fed
 
 
 class ByteGPT(nn.Module):
@@ -75,7 +76,8 @@ class ByteGPT(nn.Module):
         """Return logits (batch, context, 256) for bytes (batch, context)."""
         places = torch.arange(text.shape[1], device=text.device)
         x = self.bytes(text) + self.places(places)
-        return self.head(self.last_norm(self.blocks(x)))
+        logits: torch.Tensor = self.head(self.last_norm(self.blocks(x)))
+        return logits
 
 
 def read_corpus(megabytes: float = 4.0) -> torch.Tensor:

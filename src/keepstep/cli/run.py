@@ -36,8 +36,10 @@ def run(
     nnodes: Annotated[str, typer.Option(help="Hosts: N, or MIN:MAX.")] = "1",
     join: Annotated[
         str | None,
-        typer.Option(help="Join the job whose coordinator listens at HOST:PORT; its secret is read "
-                          "from KEEPSTEP_SECRET."),
+        typer.Option(
+            help="Join the job whose coordinator listens at HOST:PORT; its secret is read "
+            "from KEEPSTEP_SECRET."
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address under which the other hosts reach this one.")
@@ -45,28 +47,47 @@ def run(
     backend: Annotated[str, typer.Option(help="auto, gloo or nccl.")] = "auto",
     patience: Annotated[
         float | None,
-        typer.Option(help="Seconds without progress after which a rank counts as stalled; every "
-                          "other timeout follows. Default: 5 median steps, at least 1 s."),
+        typer.Option(
+            help="Seconds without progress after which a rank counts as stalled; every "
+            "other timeout follows. Default: 5 median steps, at least 1 s."
+        ),
     ] = None,
     on_loss: Annotated[
-        str, typer.Option(help="When no spare is ready: replace (wait for the process that is being "
-                               "started), shrink, or wait (also for another host).")
+        str,
+        typer.Option(
+            help="When no spare is ready: replace (wait for the process that is being "
+            "started), shrink, or wait (also for another host)."
+        ),
     ] = "replace",
     max_recoveries: Annotated[int, typer.Option(help="End the job beyond this many.")] = 1000,
     injections: Annotated[
         list[str] | None,
-        typer.Option("--inject", help="A fault on purpose: KIND@STEP:RANK[=VALUE].",
-                     metavar="SPEC"),
+        typer.Option(
+            "--inject", help="A fault on purpose: KIND@STEP:RANK[=VALUE].", metavar="SPEC"
+        ),
     ] = None,
-    events: Annotated[Path | None, typer.Option(help="Append events here, a JSON line each.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Append events here, a JSON line each.")
+    ] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the summary here, as JSON.")] = None,
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = 0,
 ) -> None:
     """Run SCRIPT on several ranks and keep it going when one is lost, hangs or slows down."""
     request = _request(
-        script=script, arguments=arguments or [], workers=workers, spares=spares, nnodes=nnodes,
-        join=join, host=host, backend=backend, patience=patience, on_loss=on_loss,
-        max_recoveries=max_recoveries, injections=injections or [], events=events, port=port,
+        script=script,
+        arguments=arguments or [],
+        workers=workers,
+        spares=spares,
+        nnodes=nnodes,
+        join=join,
+        host=host,
+        backend=backend,
+        patience=patience,
+        on_loss=on_loss,
+        max_recoveries=max_recoveries,
+        injections=injections or [],
+        events=events,
+        port=port,
     )
     view = RunView(sys.stderr)
     try:
@@ -81,9 +102,21 @@ def run(
 
 
 def _request(
-    *, script: str, arguments: list[str], workers: int, spares: int, nnodes: str, join: str | None,
-    host: str, backend: str, patience: float | None, on_loss: str, max_recoveries: int,
-    injections: list[str], events: Path | None, port: int,
+    *,
+    script: str,
+    arguments: list[str],
+    workers: int,
+    spares: int,
+    nnodes: str,
+    join: str | None,
+    host: str,
+    backend: str,
+    patience: float | None,
+    on_loss: str,
+    max_recoveries: int,
+    injections: list[str],
+    events: Path | None,
+    port: int,
 ) -> RunRequest:
     _check_torch()
     if not Path(script).is_file():
@@ -94,8 +127,13 @@ def _request(
         _refuse("--workers must be 1 or more, --spares and --max-recoveries 0 or more")
     low, high = _hosts(nnodes)
     settings = Settings(
-        workers=workers, spares=spares, min_agents=low, max_agents=high, patience=patience,
-        on_loss=on_loss, max_recoveries=max_recoveries,
+        workers=workers,
+        spares=spares,
+        min_agents=low,
+        max_agents=high,
+        patience=patience,
+        on_loss=on_loss,
+        max_recoveries=max_recoveries,
     )
     problem = contradiction(settings)
     if problem is not None:
@@ -107,10 +145,16 @@ def _request(
     if port and join is None and not port_is_free(host, port):
         _refuse(f"--port {port}: in use on {host}; choose another, or 0 for any free one")
     return RunRequest(
-        settings=settings, backend=_backend(backend), command=[script, *arguments],
-        injections=plan, host=host, port=port, events=events,
+        settings=settings,
+        backend=_backend(backend),
+        command=[script, *arguments],
+        injections=plan,
+        host=host,
+        port=port,
+        events=events,
         join=_address(join) if join is not None else None,
-        secret=_secret(join), name=f"{os.uname().nodename}-{os.getpid()}",
+        secret=_secret(join),
+        name=f"{os.uname().nodename}-{os.getpid()}",
     )
 
 
@@ -118,7 +162,9 @@ def _check_torch() -> None:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        _refuse("torch is not installed beside keepstep; install it with: pip install 'torch>=2.15'")
+        _refuse(
+            "torch is not installed beside keepstep; install it with: pip install 'torch>=2.15'"
+        )
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if numbers < NEEDED_TORCH:
         _refuse(

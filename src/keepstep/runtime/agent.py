@@ -25,6 +25,7 @@ from keepstep.runtime import procfs, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.environment import worker_environment
 from keepstep.runtime.inject import Injection
+from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
 from keepstep.runtime.samples import read_rows
 from keepstep.runtime.settings import Times
@@ -103,6 +104,7 @@ class Agent:
         self._last_beat = self._last_news = 0.0
         config.vault.mkdir(parents=True, exist_ok=True)
         self._server = ByteServer(config.host, config.secret, self._provide)
+        self._mirror = Mirror(config.vault, config.secret)
 
     def _provide(self, name: str) -> list[bytes | memoryview] | None:
         data = vault.read_blob(self.config.vault, name)
@@ -133,6 +135,7 @@ class Agent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(5)
         self._server.close()
+        self._mirror.close()
         if self._channel is not None:
             self._channel.close()
         shutil.rmtree(self.config.vault, ignore_errors=True)
@@ -147,7 +150,7 @@ class Agent:
             except ConnectionRefusedError:
                 # The host answers and no coordinator listens: it is dead, so nobody can have
                 # decided on a generation without us. Go on until the next one is there.
-                self._extend_lease()
+                self._extend_lease(time.monotonic())
             except (EOFError, TimeoutError, OSError, p.ProtocolError):
                 pass
             self._channel = None
@@ -159,20 +162,22 @@ class Agent:
         self._channel = channel
         channel.send(self._hello())
         while True:
-            message = await channel.receive()
-            self._extend_lease()
-            self._take(message)
+            self._take(await channel.receive())
 
     def _hello(self) -> p.Hello:
         standing = [p.to_dict(m) for w in self.workers.values() for m in w.standing.values()]
         return p.Hello(
-            agent=self.config.name, host=self.config.host,
+            agent=self.config.name,
+            host=self.config.host,
+            sent=time.monotonic(),
             address=f"{self.config.host}:{self._server.port}",
-            workers=self.config.workers, spares=self.config.spares, standing=standing,
+            workers=self.config.workers,
+            spares=self.config.spares,
+            standing=standing,
         )
 
-    def _extend_lease(self) -> None:
-        self._lease_until = time.monotonic() + self.times.lease
+    def _extend_lease(self, since: float) -> None:
+        self._lease_until = max(self._lease_until, since + self.times.lease)
         moment = int(self._lease_until * 1e9)
         for worker in self.workers.values():
             if worker.alive:
@@ -197,9 +202,10 @@ class Agent:
         if isinstance(message, p.Welcome):
             self._store, self.world_size = message.store, message.world_size
             self.times = Times(patience=message.patience, median_step=0.0)
-            self._extend_lease()
+            self._extend_lease(message.sent)
         elif isinstance(message, p.Lease):
             self.times = Times(patience=message.patience, median_step=0.0)
+            self._extend_lease(message.sent)
         elif isinstance(message, p.Launch):
             for wid, rank in zip(message.wids, message.ranks, strict=True):
                 self._start(wid, rank)
@@ -210,6 +216,12 @@ class Agent:
         elif isinstance(message, p.Form):
             self.generation, self.members = message.generation, message.members
             self._pass_on(message.members, message)
+            self._mirror.follow(*message.mirrors.get(self.config.name, ("", [])))
+        elif isinstance(message, p.Recall):
+            for wid in message.wids:
+                records = vault.read_records(self.config.vault, wid)
+                committed, entry = vault.known_counts(records)
+                self._send(p.Kept(wid=wid, committed=committed, entry=entry))
         elif isinstance(message, p.SnapshotEvery):
             self._pass_on(self.members, message)
         elif isinstance(message, p.Finish):
@@ -261,13 +273,26 @@ class Agent:
         ours, theirs = socket.socketpair()
         host, _, port = self._store.rpartition(":")
         environment = worker_environment(
-            wid=wid, rank=rank, local_rank=local_rank, link=theirs.fileno(), progress=path,
-            store=(host, int(port)), world_size=self.world_size, agent=self.config,
+            wid=wid,
+            rank=rank,
+            local_rank=local_rank,
+            link=theirs.fileno(),
+            progress=path,
+            store=(host, int(port)),
+            world_size=self.world_size,
+            agent=self.config,
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.runtime.bootstrap", str(os.getpid()),
-             *self.config.command],
-            env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
+            [
+                sys.executable,
+                "-m",
+                "keepstep.runtime.bootstrap",
+                str(os.getpid()),
+                *self.config.command,
+            ],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
@@ -305,7 +330,12 @@ class Agent:
         committed, entry = vault.known_counts(vault.read_records(self.config.vault, worker.wid))
         fault = "fence" if worker.fenced else _fault_name(code)
         worker.exited = p.Exited(
-            wid=worker.wid, fault=fault, code=code, committed=committed, entry=entry, ago=ago,
+            wid=worker.wid,
+            fault=fault,
+            code=code,
+            committed=committed,
+            entry=entry,
+            ago=ago,
             joined="Joined" in worker.standing,
         )
         worker.standing["Exited"] = worker.exited
@@ -349,7 +379,7 @@ class Agent:
             )
             if now - self._last_beat >= (self.times.poll if suspicious else self.times.beat):
                 self._last_beat = now
-                self._send(p.Beat(workers=[_row(progress) for progress in rows]))
+                self._send(p.Beat(sent=now, workers=[_row(progress) for progress in rows]))
             self._inject_by_name(rows)
             if self._lease_until and now > self._lease_until and not self._ended.is_set():
                 self._cut_off()
@@ -357,10 +387,14 @@ class Agent:
     def _cut_off(self) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""
         if any(worker.alive for worker in self.workers.values()):
-            self._on_event({
-                "time": time.time(), "event": "cut_off", "agent": self.config.name,
-                "why": "no contact with the coordinator for a whole lease: workers fenced",
-            })
+            self._on_event(
+                {
+                    "time": time.time(),
+                    "event": "cut_off",
+                    "agent": self.config.name,
+                    "why": "no contact with the coordinator for a whole lease: workers fenced",
+                }
+            )
         self._end_workers()
 
     def read_progress(self, worker: WorkerProcess) -> p.Progress:
@@ -378,10 +412,17 @@ class Agent:
             cpu = used - worker.cpu[0] > 0.2 * (now - worker.cpu[1]) / 1e9
             worker.cpu = (used, now)
         return p.Progress(
-            wid=worker.wid, generation=record[Slot.GENERATION], step=record[Slot.STEP],
-            committed=record[Slot.COMMITTED], phase=record[Slot.PHASE], age=round(age, 4),
-            side_age=round(seconds_since(record[Slot.SIDE], now), 4), sequence=sequence,
-            state=state, cpu=cpu, step_seconds=record[Slot.STEP_NS] / 1e9,
+            wid=worker.wid,
+            generation=record[Slot.GENERATION],
+            step=record[Slot.STEP],
+            committed=record[Slot.COMMITTED],
+            phase=record[Slot.PHASE],
+            age=round(age, 4),
+            side_age=round(seconds_since(record[Slot.SIDE], now), 4),
+            sequence=sequence,
+            state=state,
+            cpu=cpu,
+            step_seconds=record[Slot.STEP_NS] / 1e9,
             busy_seconds=record[Slot.BUSY_NS] / 1e9,
         )
 
@@ -399,7 +440,8 @@ class Agent:
             self._kill_coordinator()
         elif injection.target == "spare":
             spares = [
-                worker for worker in self.workers.values()
+                worker
+                for worker in self.workers.values()
                 if worker.alive and "Ready" in worker.standing and worker.wid not in self.members
             ]
             if spares:
@@ -426,4 +468,3 @@ def _fault_name(code: int) -> str:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from keepstep.runtime.state import Encoded, buffer_of, decode, digest_of, empty_tensors
 from keepstep.runtime.protocol import AuthenticationError
+from keepstep.runtime.state import Encoded, buffer_of, decode, digest_of, empty_tensors
 from keepstep.runtime.transfer import TransferError, client
 
 OPEN_WITHIN = 10.0  # seconds that a receiver's request waits for the donor to reach the same point
@@ -146,7 +146,11 @@ def _split(sizes: list[int], parts: int) -> list[list[int]]:
 
 
 def _fetch_share(
-    address: str, generation: int, share: list[int], tensors: list[torch.Tensor], secret: str,
+    address: str,
+    generation: int,
+    share: list[int],
+    tensors: list[torch.Tensor],
+    secret: str,
     timeout: float,
 ) -> None:
     if share:
@@ -157,7 +161,7 @@ def _fetch_share(
 
 
 def _is_right(tensor: torch.Tensor, entry: dict[str, Any]) -> bool:
-    return hashlib.sha256(buffer_of(tensor)).hexdigest() == entry["sha256"]
+    return bool(hashlib.sha256(buffer_of(tensor)).hexdigest() == entry["sha256"])
 
 
 def _damaged(tensors: list[torch.Tensor], entries: list[dict[str, Any]]) -> list[int]:
@@ -166,8 +170,13 @@ def _damaged(tensors: list[torch.Tensor], entries: list[dict[str, Any]]) -> list
 
 
 def _refetch(
-    addresses: list[str], generation: int, index: int, tensors: list[torch.Tensor],
-    entries: list[dict[str, Any]], secret: str, timeout: float,
+    addresses: list[str],
+    generation: int,
+    index: int,
+    tensors: list[torch.Tensor],
+    entries: list[dict[str, Any]],
+    secret: str,
+    timeout: float,
 ) -> None:
     for address in addresses:
         try:
@@ -187,9 +196,7 @@ def _confirm(
             connection.read(f"state/{generation}/done/{receiver}")
 
 
-def fetch_payload(
-    addresses: list[str], name: str, digest: str, secret: str, timeout: float
-) -> Any:
+def fetch_payload(addresses: list[str], name: str, digest: str, secret: str, timeout: float) -> Any:
     """Return the replicated state of a snapshot from the first vault that has it undamaged.
 
     Raises:

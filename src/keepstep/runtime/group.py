@@ -74,7 +74,7 @@ class Groups:
         limit = timedelta(seconds=timeout)
         dist._reconfigure(uuid=uuid, handles=handles, timeout=limit).wait()
         # torch keeps the rank map of the first members (2.15.0): get_process_group_ranks is stale.
-        world = dist.group.WORLD
+        world: Any = dist.group.WORLD
         c10d._world.pg_group_ranks[world] = {rank: rank for rank in range(len(handles))}
         self._reconfigure_subgroups(uuid, timeout)
         self._note_sockets(before)
@@ -124,8 +124,9 @@ class Groups:
 
     def sequence(self) -> int:
         """Return how many collectives this process entered on the default group."""
+        world: Any = dist.group.WORLD
         with contextlib.suppress(RuntimeError):  # in the middle of a change of members
-            return int(dist.group.WORLD._get_sequence_number_for_group())
+            return int(world._get_sequence_number_for_group())
         return 0
 
     def unblock(self) -> None:

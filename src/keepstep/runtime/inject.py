@@ -25,7 +25,9 @@ KINDS = {
     "corrupt": "one bit of the rank's replicated state is flipped",
 }
 WITH_VALUE = {"exit", "slow", "oom"}
-_SPEC = re.compile(r"(?P<kind>[a-z]+)@(?P<step>\d+|recovery):(?P<target>\w+)(=(?P<value>[\d.]+))?\Z")
+_SPEC = re.compile(
+    r"(?P<kind>[a-z]+)@(?P<step>\d+|recovery):(?P<target>\w+)(=(?P<value>[\d.]+))?\Z"
+)
 
 
 class InjectedError(RuntimeError):

@@ -224,4 +224,3 @@ class Job:
         self._begin_generation()
         for number in range(steps):
             step(number)
-

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from keepstep.runtime.progress import ProgressRecord, Slot
@@ -48,6 +49,14 @@ class AgentLink:
             self._connection.sendall(to_json(message) + b"\n")
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException:
+            # Without this thread the worker can neither be halted nor judged: better to end.
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _keep(self) -> None:
         while True:
             self._progress[Slot.SIDE] = time.monotonic_ns()
             self._progress[Slot.SEQUENCE] = self._sequence()

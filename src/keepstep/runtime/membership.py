@@ -34,6 +34,8 @@ CRASH_LOOP = 3  # times that one step may fail after its generation was formed
 START_FAILURES = 3  # workers in a row that may die before they are ready
 PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank to explain it
 BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of the newest
+FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
+RECALL_LIMIT = 2.0  # seconds to wait for what a mirror kept of a lost host
 SWAP_COST = 1.0  # seconds: assumed cost of a swap before one was measured
 
 
@@ -78,6 +80,8 @@ class Worker:
     formed: int = 0
     proven: bool = False  # has committed a step
     known: int = -1  # after its loss: step count for which its per-rank state is known
+    keeper: str = ""  # address of the vault that has it, when its own host is lost
+    recalled: float | None = None  # since when we wait to hear what the mirror has
     fencing: str = ""  # why it is being fenced
     gone: bool = False
     exit_code: int | None = None
@@ -166,7 +170,9 @@ class Membership:
         return [
             worker.wid
             for worker in self.workers.values()
-            if worker.ready and not (worker.gone or worker.fencing) and worker.wid not in taken
+            if worker.ready
+            and not (worker.gone or worker.fencing)
+            and worker.wid not in taken
             and self.agents[worker.agent].connected
         ]
 
@@ -196,15 +202,23 @@ class Membership:
             self._send(hello.agent, p.Abort(why=why, code=2))
             return
         agent = Agent(
-            hello.agent, hello.host, hello.address, hello.workers, hello.workers + hello.spares,
-            True, now,
+            hello.agent,
+            hello.host,
+            hello.address,
+            hello.workers,
+            hello.workers + hello.spares,
+            True,
+            now,
         )
         self.agents[hello.agent] = agent
-        self._event("agent_joined" if known is None else "agent_back", agent=hello.agent,
-                    host=hello.host)
+        self._event(
+            "agent_joined" if known is None else "agent_back", agent=hello.agent, host=hello.host
+        )
         times = self.times
         welcome = p.Welcome(
-            lease=times.lease, patience=times.patience, world_size=self.settings.world_size,
+            sent=hello.sent,
+            patience=times.patience,
+            world_size=self.settings.world_size,
             store=self.store,
         )
         self._send(hello.agent, welcome)
@@ -272,11 +286,13 @@ class Membership:
             self.agents[agent].heard = now
         if isinstance(message, p.Beat):
             self._on_beat(message)
-            self._send(agent, p.Lease(patience=self.times.patience))
+            self._send(agent, p.Lease(sent=message.sent, patience=self.times.patience))
         elif isinstance(message, p.Exited):
             self._on_exited(message)
         elif isinstance(message, p.Goodbye):
             self._agent_is_gone(agent, "it said goodbye")
+        elif isinstance(message, p.Kept):
+            self._on_kept(message)
         elif isinstance(message, p.SampleRows):
             self.sample_rows += message.rows
             self.agents_reported.add(agent)
@@ -296,23 +312,37 @@ class Membership:
         worker.joined, worker.ready, worker.handle = True, message, message.handle
         self.steps = message.steps
         self.start_failures = 0
-        self._event("worker_ready", worker=worker.wid, agent=worker.agent,
-                    after_s=round(self.now - worker.launched, 3))
+        self._event(
+            "worker_ready",
+            worker=worker.wid,
+            agent=worker.agent,
+            after_s=round(self.now - worker.launched, 3),
+        )
         self.recoveries.on_ready(worker.wid, self.now)
 
     def _on_fired(self, worker: Worker, message: p.Fired) -> None:
         self.fired.add(message.index)
         self.changed = True
         self.recoveries.on_fired(worker.wid, self.now - message.ago)
-        self._event("fault_injected", worker=worker.wid, rank=self.rank_of(worker.wid),
-                    step=message.step, injection=message.index)
+        self._event(
+            "fault_injected",
+            worker=worker.wid,
+            rank=self.rank_of(worker.wid),
+            step=message.step,
+            injection=message.index,
+        )
 
     def _on_formed(self, worker: Worker, message: p.Formed) -> None:
         if message.generation == self.generation:
             worker.formed = message.generation
             worker.proposal = worker.failed = worker.done = None
-            self._event("member_formed", worker=worker.wid, rank=self.rank_of(worker.wid),
-                        step=message.step, **{f"{k}_s": v for k, v in message.seconds.items()})
+            self._event(
+                "member_formed",
+                worker=worker.wid,
+                rank=self.rank_of(worker.wid),
+                step=message.step,
+                **{f"{k}_s": v for k, v in message.seconds.items()},
+            )
 
     def _on_formfailed(self, worker: Worker, message: p.FormFailed) -> None:
         worker.handle = message.handle
@@ -372,8 +402,13 @@ class Membership:
         rank = self.rank_of(worker.wid)
         if message.origin == "collective":
             return  # a victim; the lost rank that explains it is on its way, or _tick acts
-        self._event("step_failed", worker=worker.wid, rank=rank, step=message.step,
-                    error=message.error[:300])
+        self._event(
+            "step_failed",
+            worker=worker.wid,
+            rank=rank,
+            step=message.step,
+            error=message.error[:300],
+        )
         fatal = message.origin in ("device", "memory")
         again = self.raised_at.get(worker.wid) == message.step
         self.raised_at[worker.wid] = message.step
@@ -397,8 +432,14 @@ class Membership:
         if self.phase in (Phase.FINISHING, Phase.ENDED):
             return
         self.changed = True
-        self._event("worker_exited", worker=worker.wid, rank=rank, fault=message.fault,
-                    code=message.code, fenced=worker.fencing or None)
+        self._event(
+            "worker_exited",
+            worker=worker.wid,
+            rank=rank,
+            fault=message.fault,
+            code=message.code,
+            fenced=worker.fencing or None,
+        )
         if rank is not None:
             self._member_lost(worker, message)
         else:
@@ -420,36 +461,69 @@ class Membership:
         if not worker.joined and message.code == 0:
             self._abort(
                 f"the script ended without calling keepstep.join() (worker {worker.wid}). Add "
-                "`job = keepstep.join()` and `job.train(step, state, steps=N)` to it", 2)
+                "`job = keepstep.join()` and `job.train(step, state, steps=N)` to it",
+                2,
+            )
         elif self.generation == 0 or self.start_failures >= START_FAILURES:
             how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
             self._abort(
                 f"worker {worker.wid} ended with {how} before it reached Job.train; its output "
-                "above says why", 1)
+                "above says why",
+                1,
+            )
 
     def _replace_process(self, worker: Worker) -> None:
         agent = self.agents[worker.agent]
         busy = sum(
-            1 for other in self.workers.values()
-            if other.agent == worker.agent and not other.gone
+            1 for other in self.workers.values() if other.agent == worker.agent and not other.gone
         )
         if self.phase is not Phase.ENDED and agent.connected and busy < agent.slots:
             self._launch(worker.agent, 1)
 
     def _agent_is_gone(self, name: str, why: str) -> None:
         """No process of this agent can still compute: it fenced them or its lease ran out."""
+        mirror = self._mirror_of(name)
         agent = self.agents.pop(name, None)
         if agent is None:
             return
         self._event("agent_gone", agent=name, host=agent.host, why=why)
-        self.snapshots.forget(agent.address)
-        for worker in [w for w in self.workers.values() if w.agent == name and not w.gone]:
-            rank = self.rank_of(worker.wid)
+        if self.phase in (Phase.FINISHING, Phase.ENDED):
+            return
+        self.snapshots.rehome(agent.address, mirror.address if mirror is not None else None)
+        lost = [w for w in self.workers.values() if w.agent == name and not w.gone]
+        for worker in lost:
             worker.gone = True
-            if rank is not None:
-                self._record_fault(worker.wid, "partition", "replace", agent.heard)
-                self._begin_change(f"host {agent.host} is cut off or down")
+            if mirror is not None:
+                worker.keeper, worker.recalled = mirror.address, self.now
+        if mirror is not None:
+            self._send(mirror.name, p.Recall(wids=[worker.wid for worker in lost]))
+        members = [worker.wid for worker in lost if self.rank_of(worker.wid) is not None]
+        for wid in members:
+            self._record_fault(wid, "partition", "replace", agent.heard)
+        if members:
+            self._begin_change(f"host {agent.host} is cut off or down")
         self.changed = True
+
+    def _mirror_of(self, name: str) -> Agent | None:
+        """Return the agent that mirrors the records of agent ``name``: the next in the ring."""
+        ring = [agent for agent in self.agents if agent == name or self.agents[agent].connected]
+        if name not in ring or len(ring) < 2:
+            return None
+        return self.agents[ring[(ring.index(name) + 1) % len(ring)]]
+
+    def _mirror_rows(self) -> dict[str, list[Any]]:
+        rows: dict[str, list[Any]] = {}
+        for name, agent in self.agents.items():
+            mirror = self._mirror_of(name)
+            wids = [wid for wid in self.members if self.workers[wid].agent == name]
+            if mirror is not None and wids:
+                rows[mirror.name] = [agent.address, wids]
+        return rows
+
+    def _on_kept(self, message: p.Kept) -> None:
+        worker = self.workers.get(message.wid)
+        if worker is not None and worker.recalled is not None:
+            worker.recalled, worker.known = None, message.entry
 
     def _record_fault(self, wid: int | None, fault: str, action: str, since: float) -> None:
         rank = None if wid is None else self.rank_of(wid)
@@ -485,8 +559,10 @@ class Membership:
                 continue
             before = worker.progress
             worker.progress = progress
-            if progress.generation == self.generation and progress.step_seconds > 0 and (
-                before is None or before.committed != progress.committed
+            if (
+                progress.generation == self.generation
+                and progress.step_seconds > 0
+                and (before is None or before.committed != progress.committed)
             ):
                 self.step_seconds.append(progress.step_seconds)
                 del self.step_seconds[:-64]
@@ -499,7 +575,8 @@ class Membership:
         return [
             worker.progress
             for worker in (self.workers[wid] for wid in self.members)
-            if worker.progress is not None and worker.failed is None
+            if worker.progress is not None
+            and worker.failed is None
             and worker.progress.generation == self.generation
         ]
 
@@ -510,9 +587,14 @@ class Membership:
             self._on_suspicion(suspicion)
 
     def _on_suspicion(self, suspicion: Suspicion) -> None:
-        self._event("stall", worker=suspicion.wid, fault=suspicion.fault,
-                    rank=None if suspicion.wid is None else self.rank_of(suspicion.wid),
-                    age_s=round(suspicion.age, 3), evidence=suspicion.evidence)
+        self._event(
+            "stall",
+            worker=suspicion.wid,
+            fault=suspicion.fault,
+            rank=None if suspicion.wid is None else self.rank_of(suspicion.wid),
+            age_s=round(suspicion.age, 3),
+            evidence=suspicion.evidence,
+        )
         since = self.now - suspicion.age
         if suspicion.wid is None:
             self._record_fault(None, "unknown", "retry", since)
@@ -530,9 +612,15 @@ class Membership:
         if straggler is None or not worth_swapping(straggler, self.steps - newest, self.swap_cost):
             return
         gain = straggler.gain_per_step
-        self._event("straggler", worker=straggler.wid, rank=self.rank_of(straggler.wid),
-                    score=round(straggler.score, 3), gain_per_step_s=round(gain, 4),
-                    steps_left=self.steps - newest, cost_s=round(self.swap_cost, 3))
+        self._event(
+            "straggler",
+            worker=straggler.wid,
+            rank=self.rank_of(straggler.wid),
+            score=round(straggler.score, 3),
+            gain_per_step_s=round(gain, 4),
+            steps_left=self.steps - newest,
+            cost_s=round(self.swap_cost, 3),
+        )
         self._record_fault(straggler.wid, "slow", "replace", self.now)
         self.recoveries.expect_gain(self.median_step, straggler.score)
         self._plan_change(drain=straggler.wid)
@@ -611,7 +699,10 @@ class Membership:
         assert first is not None
         same = tuple(wid for wid, digest in digests.items() if digest == first.digest)
         decision = Decision(
-            source="live", start_step=0, digest=first.digest, donors=same,
+            source="live",
+            start_step=0,
+            digest=first.digest,
+            donors=same,
             receivers=tuple(wid for wid in self.members if wid not in same),
         )
         self.generation = 1
@@ -622,6 +713,8 @@ class Membership:
         assert change is not None
         survivors = [wid for wid in self.members if not self._is_leaving(wid)]
         if any(self.workers[wid].fencing and not self.workers[wid].gone for wid in self.members):
+            return
+        if any(self._is_recalled(wid) for wid in self.members):
             return
         proposals = {wid: self.workers[wid].proposal for wid in survivors}
         if any(held is None or held.generation != self.generation for held in proposals.values()):
@@ -634,6 +727,10 @@ class Membership:
             return
         self.slots = slots
         self._decide_and_form(proposals)
+
+    def _is_recalled(self, wid: int) -> bool:
+        since = self.workers[wid].recalled
+        return since is not None and self.now - since < RECALL_LIMIT
 
     def _is_leaving(self, wid: int) -> bool:
         return self.workers[wid].gone or bool(self.workers[wid].fencing)
@@ -651,7 +748,8 @@ class Membership:
         if self.settings.on_loss == "shrink" and any(wid is not None for wid in kept):
             self.recoveries.set_action("shrink")
             return kept
-        return self._wait_for_spare()
+        self._wait_for_spare()
+        return None
 
     def _wait_for_spare(self) -> None:
         change = self.change
@@ -664,7 +762,9 @@ class Membership:
         if bounded and (waited > START_ALLOWANCE or not self._starting()):
             self._abort(
                 "a rank was lost, no spare is ready and none is starting. Run with more --spares, "
-                "with --on-loss shrink to go on with fewer ranks, or --on-loss wait", 1)
+                "with --on-loss shrink to go on with fewer ranks, or --on-loss wait",
+                1,
+            )
 
     def _decide_and_form(self, proposals: dict[int, p.Proposal | None]) -> None:
         change = self.change
@@ -679,9 +779,14 @@ class Membership:
                 members=self.members,
                 owners=rank_owner,
                 holdings={
-                    wid: Holding(committed=held.committed, clean=held.clean, digest=held.digest,
-                                 entry=held.entry)
-                    for wid, held in proposals.items() if held is not None
+                    wid: Holding(
+                        committed=held.committed,
+                        clean=held.clean,
+                        digest=held.digest,
+                        entry=held.entry,
+                    )
+                    for wid, held in proposals.items()
+                    if held is not None
                 },
                 left={wid: worker.known for wid, worker in self.workers.items() if worker.gone},
                 snapshot=self.snapshots.newest(),
@@ -737,10 +842,17 @@ class Membership:
             snapshot_every=self.snapshots.interval,
             fired=sorted(self.fired),
             timeout=self.times.form,
+            mirrors=self._mirror_rows(),
         )
         self._send(ALL, form)
-        self._event("form", start_step=self.start_step, members=members, source=decision.source,
-                    receivers=list(decision.receivers), lost_steps=lost)
+        self._event(
+            "form",
+            start_step=self.start_step,
+            members=members,
+            source=decision.source,
+            receivers=list(decision.receivers),
+            lost_steps=lost,
+        )
         self.changed = True
         self.form_began = self.now
 
@@ -760,13 +872,15 @@ class Membership:
             places = decision.snapshot.ranks
             return {
                 str(rank): [places[rank][0], f"snapshot/{count}/rank/{places[rank][1]}"]
-                for rank in range(len(self.members)) if rank in places
+                for rank in range(len(self.members))
+                if rank in places
             }
         rows = {}
         for rank, source in decision.rank_sources.items():
-            agent = self.agents.get(self.workers[source.wid].agent)
-            if agent is not None:
-                rows[str(rank)] = [agent.address, f"rank/{source.wid}/{source.count}"]
+            worker = self.workers[source.wid]
+            agent = self.agents.get(worker.agent)
+            address = agent.address if agent is not None else worker.keeper
+            rows[str(rank)] = [address, f"rank/{source.wid}/{source.count}"]
         return rows
 
     def _crash_loop(self, step: int) -> str | None:
@@ -790,8 +904,11 @@ class Membership:
             self._event("live", world_size=len(self.members), step=self.start_step)
 
     def _try_grow(self) -> None:
-        if self.change is None and None in self.slots and self._ready_spares() and (
-            self.start_or_committed() < self.steps - BOUNDARY_STEPS
+        if (
+            self.change is None
+            and None in self.slots
+            and self._ready_spares()
+            and (self.start_or_committed() < self.steps - BOUNDARY_STEPS)
         ):
             self._event("growing", ready=self._ready_spares())
             self._plan_change()
@@ -827,7 +944,7 @@ class Membership:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
         for agent in list(self.agents.values()):
-            if now - agent.heard > self.times.lease * 1.2 + 0.5:
+            if now - agent.heard > self.times.lease + FENCE_MARGIN:
                 self._agent_is_gone(agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             self._unexplained_failures(now)
@@ -861,7 +978,9 @@ class Membership:
             return
         for wid in self._alive(self.members):
             worker = self.workers[wid]
-            if worker.fencing or (worker.proposal and worker.proposal.generation == self.generation):
+            if worker.fencing or (
+                worker.proposal and worker.proposal.generation == self.generation
+            ):
                 continue
             self._record_fault(wid, "hang", "replace", change.began)
             self._fence(wid, f"did not leave its step within {limit:.1f} s")
@@ -913,8 +1032,20 @@ class Membership:
         """Take up a job; agents get a full lease from ``now`` to report before they count as gone."""
         found = cls(settings=Settings(**record["settings"]), store=record["store"], now=now)
         found.phase = Phase(record["phase"])
-        for name in ("generation", "slots", "owners", "start_step", "steps", "next_wid",
-                     "generations", "outcome", "why", "exit_code", "final_digest", "step_seconds"):
+        for name in (
+            "generation",
+            "slots",
+            "owners",
+            "start_step",
+            "steps",
+            "next_wid",
+            "generations",
+            "outcome",
+            "why",
+            "exit_code",
+            "final_digest",
+            "step_seconds",
+        ):
             setattr(found, name, record[name])
         found.fired = set(record["fired"])
         found.failures_at = {int(k): v for k, v in record["failures_at"].items()}

@@ -164,6 +164,7 @@ class Hello(Message):
 
     agent: str
     host: str
+    sent: float  # the agent's clock
     address: str  # where its vault is served
     workers: int
     spares: int
@@ -190,8 +191,9 @@ class Progress(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat(Message):
-    """Progress of all workers of one agent."""
+    """Progress of all workers of one agent; ``sent`` is the agent's clock."""
 
+    sent: float
     workers: list[list[Any]]
 
 
@@ -206,6 +208,15 @@ class Exited(Message):
     entry: int
     ago: float  # since its last sign of life
     joined: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept(Message):
+    """Answer to ``Recall``: what this agent mirrored of a worker of a lost host."""
+
+    wid: int
+    committed: int
+    entry: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +240,7 @@ class Goodbye(Message):
 class Welcome(Message):
     """Settings of the job that every agent must share."""
 
-    lease: float
+    sent: float  # echo of the hello
     patience: float
     world_size: int
     store: str
@@ -237,8 +248,13 @@ class Welcome(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease(Message):
-    """Answer to a beat: the agent's workers may go on for another lease."""
+    """Answer to a beat: the agent's workers may go on for another lease, counted from ``sent``.
 
+    ``sent`` echoes the beat: however long the answer was under way, the agent's lease ends no later
+    than the coordinator's reckoning of it, which starts when the beat arrived.
+    """
+
+    sent: float
     patience: float
 
 
@@ -256,6 +272,13 @@ class Fence(Message):
 
     wid: int
     why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recall(Message):
+    """Say what you mirrored of these workers, whose host is lost."""
+
+    wids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,6 +307,7 @@ class Form(Message):
     snapshot_every: int
     fired: list[int]
     timeout: float
+    mirrors: dict[str, list[Any]]  # agent -> [address of the vault that it mirrors, workers there]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -491,7 +515,11 @@ class Channel:
             frame = await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise EOFError(f"{self.peer} closed the connection") from error
-        mac, flag, body = frame[:MAC_BYTES], frame[MAC_BYTES : MAC_BYTES + 1], frame[MAC_BYTES + 1 :]
+        mac, flag, body = (
+            frame[:MAC_BYTES],
+            frame[MAC_BYTES : MAC_BYTES + 1],
+            frame[MAC_BYTES + 1 :],
+        )
         wanted = self._mac(self._receive_direction, self._received, flag, body)
         if not hmac.compare_digest(mac, wanted):
             raise AuthenticationError(f"frame {self._received} from {self.peer} fails its check")

@@ -78,16 +78,21 @@ class Recoveries:
                 entry.since = min(moment, entry.detected)
 
     def begin(
-        self, *, wid: int | None, rank: int | None, fault: str, action: str, step: int,
-        since: float, now: float,
+        self,
+        *,
+        wid: int | None,
+        rank: int | None,
+        fault: str,
+        action: str,
+        step: int,
+        since: float,
+        now: float,
     ) -> None:
         """Open an entry, unless this worker's loss is being dealt with already."""
         if wid is not None and any(e.worker == wid and e.resumed is None for e in self.entries):
             return
         moment = self._fired.pop(wid, since) if wid is not None else since
-        self.entries.append(
-            Recovery(fault, rank, wid, step, action, min(moment, now), now)
-        )
+        self.entries.append(Recovery(fault, rank, wid, step, action, min(moment, now), now))
 
     def add_unnamed_corruption(self, now: float, step: int) -> None:
         """Replicas differ and no majority says whose is right."""

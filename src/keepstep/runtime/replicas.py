@@ -63,9 +63,11 @@ def take_state_of_rank_zero(state: State, device: torch.device) -> None:
     received: list[Any] = [(encoded.tree, [(t.shape, t.dtype) for t in encoded.tensors])]
     dist.broadcast_object_list(received, src=0)
     tree, kinds = received[0]
-    tensors = encoded.tensors if dist.get_rank() == 0 else [
-        torch.empty(shape, dtype=dtype) for shape, dtype in kinds
-    ]
+    tensors = (
+        encoded.tensors
+        if dist.get_rank() == 0
+        else [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+    )
     for tensor in tensors:
         _broadcast(tensor, device)
     state.load_replicated(decode(tree, tensors))

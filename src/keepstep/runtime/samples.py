@@ -101,9 +101,7 @@ def _shares_by_step(rows: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, 
     return found
 
 
-def _coverage(
-    shares: Sequence[tuple[int, int, int, int]], begin: int, end: int
-) -> tuple[int, int]:
+def _coverage(shares: Sequence[tuple[int, int, int, int]], begin: int, end: int) -> tuple[int, int]:
     """Return how many positions of [begin, end) are covered by no share, and by more than one."""
     missing = double = 0
     reached = begin

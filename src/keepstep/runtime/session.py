@@ -69,7 +69,7 @@ class Session:
 
     async def run(self) -> RunResult:
         """Run the job; no process is left when this returns."""
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="keepstep-", dir=base))
         try:
             return await self._run()
@@ -83,10 +83,16 @@ class Session:
         coordinator = request.join or (request.host, self._start_own_coordinator())
         self.agent = Agent(
             AgentConfig(
-                name=request.name, host=request.host, coordinator=coordinator,
-                secret=request.secret, workers=request.settings.workers,
-                spares=request.settings.spares, backend=request.backend, command=request.command,
-                vault=self.folder / "vault", injections=request.injections,
+                name=request.name,
+                host=request.host,
+                coordinator=coordinator,
+                secret=request.secret,
+                workers=request.settings.workers,
+                spares=request.settings.spares,
+                backend=request.backend,
+                command=request.command,
+                vault=self.folder / "vault",
+                injections=request.injections,
             ),
             self.on_event,
             kill_coordinator=self._kill_coordinator if request.join is None else None,
@@ -133,7 +139,9 @@ class Session:
         store_port = free_port(request.host)
         self._store = subprocess.Popen(
             [sys.executable, "-m", "keepstep.runtime.store", request.host, str(store_port)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
         config = {
             "host": request.host,
@@ -150,10 +158,15 @@ class Session:
 
     def _start_coordinator(self) -> None:
         self._coordinator = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.runtime.coordinator",
-             str(self.folder / "coordinator.json")],
+            [
+                sys.executable,
+                "-m",
+                "keepstep.runtime.coordinator",
+                str(self.folder / "coordinator.json"),
+            ],
             env={**os.environ, "KEEPSTEP_SECRET": self.request.secret},
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def _kill_coordinator(self) -> None:

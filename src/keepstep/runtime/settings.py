@@ -7,7 +7,7 @@ from dataclasses import dataclass
 MIN_PATIENCE = 1.0  # seconds; below, an ordinary hiccup of a host would look like a fault
 PATIENCE_PER_STEP = 5.0  # median step times without any progress before a rank counts as stalled
 LEASE_PER_PATIENCE = 3.0
-MIN_LEASE = 5.0
+MIN_LEASE = 3.0
 START_ALLOWANCE = 300.0  # imports, device context and model of a starting worker
 
 

@@ -77,11 +77,15 @@ class SnapshotRegistry:
         for newer in [count for count in self._entries if count > committed]:
             del self._entries[newer]
 
-    def forget(self, address: str) -> None:
-        """The vault at ``address`` is gone; snapshots that need it are no longer common."""
+    def rehome(self, lost: str, mirror: str | None) -> None:
+        """The vault ``lost`` is gone; the one at ``mirror`` keeps copies of its rank records."""
         for entry in self._entries.values():
-            entry.payload = [other for other in entry.payload if other != address]
-            if not entry.payload or any(place == address for place, _ in entry.ranks.values()):
+            entry.payload = [address for address in entry.payload if address != lost]
+            entry.ranks = {
+                rank: (mirror or "", wid) if address == lost else (address, wid)
+                for rank, (address, wid) in entry.ranks.items()
+            }
+            if not entry.payload or any(not address for address, _ in entry.ranks.values()):
                 entry.agreed = False
 
     def every(self, median_step: float) -> int | None:
@@ -100,8 +104,13 @@ class SnapshotRegistry:
         return {
             "interval": self.interval,
             "entries": [
-                [count, list(e.digests.items()), e.payload,
-                 [[rank, *place] for rank, place in e.ranks.items()], e.agreed]
+                [
+                    count,
+                    list(e.digests.items()),
+                    e.payload,
+                    [[rank, *place] for rank, place in e.ranks.items()],
+                    e.agreed,
+                ]
                 for count, e in self._entries.items()
             ],
         }

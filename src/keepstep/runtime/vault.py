@@ -24,7 +24,8 @@ from pathlib import Path
 SLOTS = 4  # commit and entry of the last two steps
 _HEADER = struct.Struct("<4sqqqI")  # magic, count, is_commit, length, crc32
 _MAGIC = b"KSR1"
-_NAME = re.compile(r"(rank/\d+/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
+_NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
+_PART = struct.Struct("<16sq")  # name and length of one file in a mirror
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +123,8 @@ def read_blob(vault: Path, name: str) -> bytes | None:
     """
     if not _NAME.match(name):
         return None
+    if name.startswith("mirror/"):
+        return _pack_mirror(vault, int(name.split("/")[1]))
     if name.startswith("rank/"):
         _, wid, count = name.split("/")
         return find_record(read_records(vault, int(wid)), int(count))
@@ -131,10 +134,54 @@ def read_blob(vault: Path, name: str) -> bytes | None:
         return None
 
 
+def _pack_mirror(vault: Path, wid: int) -> bytes:
+    """Return what another host keeps of one worker: its records and its newest snapshot record."""
+    names = [_slot_path(vault, wid, slot).name for slot in range(SLOTS)]
+    snapshots = sorted(vault.glob(f"snapshot-*.rank-{wid}"), key=_snapshot_count)
+    names += [path.name for path in snapshots[-1:]]
+    parts = []
+    for name in names:
+        try:
+            data = (vault / name).read_bytes()
+        except OSError:
+            continue
+        parts.append(_PART.pack(_short(name), len(data)) + data)
+    return b"".join(parts)
+
+
+def _short(name: str) -> bytes:
+    """Return a file's name in a mirror: the slot of a record, or the count of a snapshot."""
+    if name.startswith("rank-"):
+        return f"r{name.rpartition('.')[2]}".encode()
+    return f"s{_snapshot_count(Path(name))}".encode()
+
+
+def store_mirror(vault: Path, wid: int, packed: bytes) -> None:
+    """Store what ``mirror/WID`` of another vault returned as if the worker were ours."""
+    start = 0
+    while start + _PART.size <= len(packed):
+        raw_name, length = _PART.unpack_from(packed, start)
+        start += _PART.size
+        name, data = raw_name.rstrip(b"\0").decode(), packed[start : start + length]
+        start += length
+        kind, number = name[:1], int(name[1:])
+        if kind == "r" and number < SLOTS:
+            target = _slot_path(vault, wid, number)
+        else:
+            target = _blob_path(vault, f"snapshot/{number}/rank/{wid}")
+        temporary = target.with_suffix(".mirror")
+        temporary.write_bytes(data)
+        temporary.rename(target)
+
+
+def _snapshot_count(path: Path) -> int:
+    return int(path.name.split("-")[1].split(".")[0])
+
+
 def drop_snapshots(vault: Path, keep: set[int]) -> None:
     """Remove every snapshot whose count is not in ``keep``."""
     for path in vault.glob("snapshot-*"):
-        if int(path.name.split("-")[1].split(".")[0]) not in keep:
+        if _snapshot_count(path) not in keep:
             path.unlink(missing_ok=True)
 
 

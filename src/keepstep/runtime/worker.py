@@ -33,8 +33,6 @@ from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, buffer_of, digest_of
 from keepstep.runtime.transfer import ByteServer, client
 
-PAYLOAD_RANKS = 2  # ranks that write the replicated state of a snapshot; all write their digest
-
 
 class HaltedError(Exception):
     """An order to leave the generation arrived while the worker waited for something else."""
@@ -145,8 +143,11 @@ class Supervision:
         address = f"{self.config.host}:{self._server.port}"
         self._link.send(
             p.Ready(
-                wid=self.config.wid, handle=self.groups.handle(), steps=steps,
-                digest=digest_of(encoded.manifest()), address=address,
+                wid=self.config.wid,
+                handle=self.groups.handle(),
+                steps=steps,
+                digest=digest_of(encoded.manifest()),
+                address=address,
             )
         )
         self._last_record = state.capture_rank()
@@ -168,7 +169,7 @@ class Supervision:
             self._obey(self._link.wait_order())
         except FinishedError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a step raises is a fault to survive
+        except Exception as error:  # whatever a step raises is a fault to survive
             self._recover(error)
 
     def _obey(self, order: p.Message) -> None:
@@ -230,18 +231,25 @@ class Supervision:
         encoded = self._state.encode_replicated()
         manifest = encoded.manifest()
         rank = dist.get_rank()
+        # First and last rank keep the replicated state (two hosts where there are two); every rank
+        # keeps its own record and says its digest.
+        keeps = rank in (0, dist.get_world_size() - 1)
         own = f"snapshot/{count}/rank/{self.config.wid}"
         vault.write_blob(self._vault, own, [self._last_record])
-        if rank < PAYLOAD_RANKS:
+        if keeps:
             parts = payload_parts(encoded, manifest)
             vault.write_blob(self._vault, f"snapshot/{count}/payload", parts)
         self._snapshots = [*(c for c in self._snapshots if c < count), count][-KEPT:]
-        if rank == 0:
+        if keeps:
             vault.drop_snapshots(self._vault, keep=set(self._snapshots))
         self._link.send(
             p.SnapshotTaken(
-                wid=self.config.wid, rank=rank, committed=count, digest=digest_of(manifest),
-                payload=rank < PAYLOAD_RANKS, seconds=time.monotonic() - began,
+                wid=self.config.wid,
+                rank=rank,
+                committed=count,
+                digest=digest_of(manifest),
+                payload=keeps,
+                seconds=time.monotonic() - began,
             )
         )
 
@@ -260,8 +268,11 @@ class Supervision:
             _print_traceback(error)
         self._link.send(
             p.StepFailed(
-                wid=self.config.wid, generation=self.generation, step=self._in_step,
-                error=f"{type(error).__name__}: {error}"[:1000], origin=origin,
+                wid=self.config.wid,
+                generation=self.generation,
+                step=self._in_step,
+                error=f"{type(error).__name__}: {error}"[:1000],
+                origin=origin,
             )
         )
 
@@ -305,8 +316,13 @@ class Supervision:
         self._state.restore_rank(self._last_record)
         self._link.send(
             p.Proposal(
-                wid=self.config.wid, generation=generation, committed=self._committed, clean=clean,
-                digest=digest, handle=self.groups.handle(), entry=entry,
+                wid=self.config.wid,
+                generation=generation,
+                committed=self._committed,
+                clean=clean,
+                digest=digest,
+                handle=self.groups.handle(),
+                entry=entry,
             )
         )
         return encoded
@@ -327,19 +343,23 @@ class Supervision:
             self._become_member(form)
             with _timed(seconds, "begin"):
                 self._begin()
-        except Exception as error:  # noqa: BLE001 - a peer may vanish at any point of this
+        except Exception as error:  # a peer may vanish at any point of this
             self.progress.enter(Phase.WAITING)
             text = f"{type(error).__name__}: {error}"[:1000]
             self._link.send(
                 p.FormFailed(
-                    wid=self.config.wid, generation=form.generation, error=text,
+                    wid=self.config.wid,
+                    generation=form.generation,
+                    error=text,
                     handle=self.groups.handle(),
                 )
             )
             return False
         self._link.send(
             p.Formed(
-                wid=self.config.wid, generation=form.generation, step=form.start_step,
+                wid=self.config.wid,
+                generation=form.generation,
+                step=form.start_step,
                 seconds={name: round(value, 4) for name, value in seconds.items()},
             )
         )
@@ -383,7 +403,11 @@ class Supervision:
             self._state.load_replicated(value)
             return
         value = fetch_state(
-            addresses, form.generation, form.digest, self.config.secret, form.timeout,
+            addresses,
+            form.generation,
+            form.digest,
+            self.config.secret,
+            form.timeout,
             receiver=self.config.wid,
         )
         self._state.load_replicated(value)
@@ -405,8 +429,11 @@ class Supervision:
         digest = digest_of(self._state.encode_replicated().manifest())
         self._link.send(
             p.Done(
-                wid=self.config.wid, generation=self.generation, committed=self._committed,
-                digest=digest, handle=self.groups.handle(),
+                wid=self.config.wid,
+                generation=self.generation,
+                committed=self._committed,
+                digest=digest,
+                handle=self.groups.handle(),
             )
         )
 
@@ -435,4 +462,3 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     began = time.monotonic()
     yield
     seconds[name] = time.monotonic() - began
-
