@@ -52,7 +52,7 @@ class Offer:
             self._encoded = None
 
     def wait(self, timeout: float) -> bool:
-        """Return whether every receiver said that it is done, waiting ``timeout`` seconds at most."""
+        """Return whether every receiver is done, waiting ``timeout`` seconds at most."""
         with self._condition:
             return self._condition.wait_for(lambda: len(self._waiting) >= self._receivers, timeout)
 

@@ -85,7 +85,7 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """Rank in the current generation. Before ``train`` a spare has a number beyond the ranks."""
+        """Rank in the current generation; before ``train``, a spare's lies beyond the ranks."""
         return dist.get_rank() if self.generation else int(os.environ["RANK"])
 
     @property

@@ -1029,7 +1029,7 @@ class Membership:
 
     @classmethod
     def from_record(cls, record: dict[str, Any], now: float) -> Membership:
-        """Take up a job; agents get a full lease from ``now`` to report before they count as gone."""
+        """Take up a job; agents get a full lease from ``now`` to report."""
         found = cls(settings=Settings(**record["settings"]), store=record["store"], now=now)
         found.phase = Phase(record["phase"])
         for name in (

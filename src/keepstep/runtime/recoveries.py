@@ -71,7 +71,7 @@ class Recoveries:
         return f"{last.fault} of rank {last.rank}"
 
     def on_fired(self, wid: int, moment: float) -> None:
-        """An injected fault tells when it happens; that moment is better than a last sign of life."""
+        """Note when an injected fault happened: better than a last sign of life."""
         self._fired[wid] = moment
         for entry in self.entries:
             if entry.worker == wid and entry.resumed is None:

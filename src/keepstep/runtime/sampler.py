@@ -35,11 +35,11 @@ class Sampler:
         """Refuse what cannot be sampled."""
         if self.size < 1 or self.global_batch < 1:
             raise ValueError(
-                f"Sampler(size={self.size}, global_batch={self.global_batch}): both must be 1 or more"
+                f"Sampler(size={self.size}, global_batch={self.global_batch}): wanted 1 or more"
             )
 
     def positions(self, step: int, rank: int, world_size: int) -> range:
-        """Return the rank's share of step ``step`` as positions in the endless stream of samples."""
+        """Return the rank's share of ``step`` as positions in the endless stream of samples."""
         start = step * self.global_batch
         return range(
             start + self.global_batch * rank // world_size,

@@ -86,8 +86,8 @@ def contradiction(settings: Settings) -> str | None:
     """Return why these settings cannot work together, or None."""
     if settings.patience is not None and settings.patience < 0.2:
         return (
-            f"--patience {settings.patience:g} is too short: a rank would be fenced for a pause that "
-            "every healthy process makes. Use 0.2 or more, or leave it out to derive it from the "
+            f"--patience {settings.patience:g} is too short: a rank would be fenced for a pause "
+            "that every healthy process makes. Use 0.2 or more, or leave it out to derive it from the "
             "measured step time"
         )
     if settings.spares > 8 * settings.workers:

@@ -40,7 +40,7 @@ class Encoded:
     tensors: list[torch.Tensor]
 
     def manifest(self) -> bytes:
-        """Return the JSON that describes every tensor and holds the tree; its digest is the state's."""
+        """Return JSON: the tree and a description of every tensor; its digest is the state's."""
         entries = [
             {
                 "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -100,8 +100,8 @@ def _encode(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
     if type(value).__module__ == "numpy":
         return _encode_array(value, tensors)
     raise TypeError(
-        f"{place} is a {type(value).__name__}; a state holds tensors, arrays, dicts, lists, tuples, "
-        "bytes, strings, numbers and None. Keep other objects out of state_dict()."
+        f"{place} is a {type(value).__name__}; a state holds tensors, arrays, dicts, lists, "
+        "tuples, bytes, strings, numbers and None. Keep other objects out of state_dict()."
     )
 
 

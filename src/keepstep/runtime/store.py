@@ -1,4 +1,4 @@
-"""The job's key-value store (a TCPStore) in a process of its own, so that no rank takes it along."""
+"""The job's key-value store, a TCPStore in a process of its own: no rank takes it along."""
 
 from __future__ import annotations
 
