@@ -27,11 +27,12 @@ from keepstep.runtime.environment import worker_environment
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
-from keepstep.runtime.samples import read_rows
+from keepstep.runtime.samples import merge
 from keepstep.runtime.settings import Times
 from keepstep.runtime.transfer import ByteServer
 
 CONNECT_TIMEOUT = 2.0
+REJOIN_LIMIT = 300.0  # seconds that a cut-off agent, its workers fenced, tries to come back
 RETRY = 0.05  # seconds between two attempts to reach the coordinator
 STOP_GRACE = 1.0  # seconds that workers get to end by themselves after the job's end
 
@@ -50,6 +51,7 @@ class AgentConfig:
     command: list[str]
     vault: Path
     injections: tuple[Injection, ...] = ()
+    output: tuple[int | None, int | None] = (None, None)  # descriptors for the workers' output
 
 
 @dataclass(slots=True)
@@ -102,6 +104,9 @@ class Agent:
         self._fired: set[int] = set()
         self._lease_until = 0.0
         self._last_beat = self._last_news = 0.0
+        self.rows: dict[int, p.Progress] = {}  # of the last look at each living worker
+        self.overview: tuple[float, p.Overview] | None = None  # when it came, and what it says
+        self._away_since: float | None = None  # no contact with the coordinator
         config.vault.mkdir(parents=True, exist_ok=True)
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._mirror = Mirror(config.vault, config.secret)
@@ -153,6 +158,7 @@ class Agent:
                 self._extend_lease(time.monotonic())
             except (EOFError, TimeoutError, OSError, p.ProtocolError):
                 pass
+            self._note_away()
             self._channel = None
             await asyncio.sleep(RETRY)
 
@@ -163,6 +169,29 @@ class Agent:
         channel.send(self._hello())
         while True:
             self._take(await channel.receive())
+
+    def _note_away(self) -> None:
+        if self._channel is None or self._ended.is_set() or self.ending:
+            return
+        self._away_since = time.monotonic()
+        self._tell("coordinator_away", lease_s=round(self.lease_left, 3))
+
+    def _note_back(self) -> None:
+        if self._away_since is not None:
+            after = time.monotonic() - self._away_since
+            self._away_since = None
+            self._tell("coordinator_back", after_s=round(after, 3))
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._on_event(
+            {
+                "time": round(time.time(), 4),
+                "event": event,
+                "agent": self.config.name,
+                "host": self.config.host,
+                **facts,
+            }
+        )
 
     def _hello(self) -> p.Hello:
         standing = [p.to_dict(m) for w in self.workers.values() for m in w.standing.values()]
@@ -175,6 +204,16 @@ class Agent:
             spares=self.config.spares,
             standing=standing,
         )
+
+    @property
+    def in_contact(self) -> bool:
+        """Whether there is a connection to the coordinator."""
+        return self._channel is not None
+
+    @property
+    def lease_left(self) -> float:
+        """Seconds that the workers may go on without news of the coordinator."""
+        return max(0.0, self._lease_until - time.monotonic())
 
     def _extend_lease(self, since: float) -> None:
         self._lease_until = max(self._lease_until, since + self.times.lease)
@@ -200,6 +239,7 @@ class Agent:
 
     def _take(self, message: p.Message) -> None:
         if isinstance(message, p.Welcome):
+            self._note_back()
             self._store, self.world_size = message.store, message.world_size
             self.times = Times(patience=message.patience, median_step=0.0)
             self._extend_lease(message.sent)
@@ -234,6 +274,8 @@ class Agent:
             self._leave()
         elif isinstance(message, p.Event):
             self._on_event(message.fact)
+        elif isinstance(message, p.Overview):
+            self.overview = (time.monotonic(), message)
         elif isinstance(message, p.Summary):
             self.summary = message.facts
             self._send(p.Goodbye(agent=self.config.name))
@@ -254,7 +296,7 @@ class Agent:
         self._leave()
 
     def _leave(self) -> None:
-        self._send(p.SampleRows(rows=read_rows(self.config.vault)))
+        self._send(p.SampleRows(rows=merge(vault.sample_rows(self.config.vault))))
 
     def _end_workers(self) -> None:
         for worker in self.workers.values():
@@ -294,6 +336,8 @@ class Agent:
             pass_fds=[theirs.fileno()],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
+            stdout=self.config.output[0],
+            stderr=self.config.output[1],
         )
         theirs.close()
         ours.setblocking(False)
@@ -302,6 +346,7 @@ class Agent:
             wid, local_rank, process, descriptor, ours, progress, time.monotonic()
         )
         self.workers[wid] = worker
+        self._report(worker, p.Launched(wid=wid, pid=process.pid))
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, self._on_exit, worker)
         loop.add_reader(ours, self._on_readable, worker)
@@ -357,7 +402,7 @@ class Agent:
     def _report(self, worker: WorkerProcess, message: p.Message) -> None:
         if isinstance(message, p.Fired):
             self._fired.add(message.index)
-        elif isinstance(message, p.Joined | p.Ready):
+        elif isinstance(message, p.Launched | p.Joined | p.Ready):
             worker.standing[type(message).__name__] = message
         else:
             for name in ("Proposal", "Formed", "FormFailed", "StepFailed", "Done"):
@@ -374,6 +419,7 @@ class Agent:
             await asyncio.sleep(self.times.poll)
             now = time.monotonic()
             rows = [self.read_progress(worker) for worker in self.workers.values() if worker.alive]
+            self.rows = {row.wid: row for row in rows}
             suspicious = any(
                 row.age >= self.times.patience and row.wid in self.members for row in rows
             )
@@ -386,15 +432,13 @@ class Agent:
 
     def _cut_off(self) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""
+        if time.monotonic() - self._lease_until > REJOIN_LIMIT:
+            why = f"no contact with the coordinator for {REJOIN_LIMIT:.0f} s; gave up"
+            self.abort = p.Abort(why=why, code=4)
+            self._ended.set()
         if any(worker.alive for worker in self.workers.values()):
-            self._on_event(
-                {
-                    "time": time.time(),
-                    "event": "cut_off",
-                    "agent": self.config.name,
-                    "why": "no contact with the coordinator for a whole lease: workers fenced",
-                }
-            )
+            why = "no contact with the coordinator for a whole lease: workers fenced"
+            self._tell("cut_off", why=why)
         self._end_workers()
 
     def read_progress(self, worker: WorkerProcess) -> p.Progress:

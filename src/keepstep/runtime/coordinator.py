@@ -19,6 +19,7 @@ from typing import Any
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime.membership import ALL, Membership, Phase
+from keepstep.runtime.overview import Overviews
 from keepstep.runtime.settings import Settings
 from keepstep.runtime.store import die_with_parent
 from keepstep.runtime.summary import summarise
@@ -56,6 +57,7 @@ class Coordinator:
     channels: dict[str, p.Channel] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: set[str] = field(default_factory=set)
+    overviews: Overviews = field(default_factory=Overviews)
     _end_seen: float = 0.0
     _summary_sent: bool = False
 
@@ -90,6 +92,8 @@ class Coordinator:
                 self._take(name, await channel.receive())
         except (EOFError, p.ProtocolError) as error:
             self._on_end(name, channel, error)
+        except asyncio.CancelledError:
+            pass  # the job is over; asyncio.streams would print a cancelled handler as an error
         finally:
             channel.close()
 
@@ -104,6 +108,10 @@ class Coordinator:
         if isinstance(message, p.Goodbye):
             self.leaving.add(name)
         self._flush()
+        if isinstance(message, p.Beat):
+            overview = self.overviews.due(self.job, name, time.monotonic())
+            if overview is not None and name in self.channels:
+                self.channels[name].send(overview)
 
     def _on_end(self, name: str, channel: p.Channel, error: Exception) -> None:
         if isinstance(error, p.ProtocolError):
@@ -185,9 +193,11 @@ def load_job(config: CoordinatorConfig) -> Membership:
     journal = Path(config.journal)
     now = time.monotonic()
     if journal.exists():
-        return Membership.from_record(json.loads(journal.read_text()), now)
-    job = Membership(settings=Settings(**config.settings), store=config.store)
-    job.born = now
+        job = Membership.from_record(json.loads(journal.read_text()), now)
+    else:
+        job = Membership(settings=Settings(**config.settings), store=config.store)
+        job.born = now
+    job.injections = config.injections
     return job
 
 

@@ -70,6 +70,7 @@ class Worker:
     wid: int
     agent: str
     launched: float
+    pid: int = 0  # 0: not told yet
     joined: bool = False
     ready: p.Ready | None = None
     handle: str = ""
@@ -137,6 +138,7 @@ class Membership:
     _failed_since: float | None = None
     outbox: list[tuple[str, p.Message]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    injections: list[str] = field(default_factory=list)  # specifications, for the event log
     changed: bool = False  # must be written down before the outbox is sent
     now: float = 0.0
 
@@ -191,6 +193,17 @@ class Membership:
     def _event(self, event: str, **facts: Any) -> None:
         self.events.append({"event": event, "generation": self.generation, **facts})
 
+    def _who(self, wid: int) -> dict[str, Any]:
+        """Return the facts by which a person finds a worker."""
+        worker = self.workers[wid]
+        agent = self.agents.get(worker.agent)
+        return {
+            "worker": wid,
+            "rank": self.rank_of(wid),
+            "pid": worker.pid or None,
+            "host": agent.host if agent is not None else None,
+        }
+
     # --- agents -------------------------------------------------------------------------------
 
     def on_hello(self, hello: p.Hello, now: float) -> None:
@@ -212,7 +225,11 @@ class Membership:
         )
         self.agents[hello.agent] = agent
         self._event(
-            "agent_joined" if known is None else "agent_back", agent=hello.agent, host=hello.host
+            "agent_joined" if known is None else "agent_back",
+            agent=hello.agent,
+            host=hello.host,
+            workers=hello.workers,
+            spares=hello.spares,
         )
         times = self.times
         welcome = p.Welcome(
@@ -256,7 +273,12 @@ class Membership:
         if agent in self.agents and self.agents[agent].connected:
             self.agents[agent].connected = False
             self.agents[agent].heard = now
-            self._event("agent_lost_contact", agent=agent, lease_s=round(self.times.lease, 3))
+            self._event(
+                "agent_lost_contact",
+                agent=agent,
+                host=self.agents[agent].host,
+                lease_s=round(self.times.lease, 3),
+            )
 
     def _launch(self, agent: str, count: int) -> None:
         wids = list(range(self.next_wid, self.next_wid + count))
@@ -304,9 +326,14 @@ class Membership:
             handler(self.workers[message.wid], message)
         self._go_on()
 
+    def _on_launched(self, worker: Worker, message: p.Launched) -> None:
+        worker.pid = message.pid
+
     def _on_joined(self, worker: Worker, message: p.Joined) -> None:
         worker.joined = True
-        self._event("worker_joined", worker=worker.wid, agent=worker.agent, torch=message.torch)
+        self._event(
+            "worker_joined", **self._who(worker.wid), agent=worker.agent, torch=message.torch
+        )
 
     def _on_ready(self, worker: Worker, message: p.Ready) -> None:
         worker.joined, worker.ready, worker.handle = True, message, message.handle
@@ -314,7 +341,7 @@ class Membership:
         self.start_failures = 0
         self._event(
             "worker_ready",
-            worker=worker.wid,
+            **self._who(worker.wid),
             agent=worker.agent,
             after_s=round(self.now - worker.launched, 3),
         )
@@ -326,10 +353,10 @@ class Membership:
         self.recoveries.on_fired(worker.wid, self.now - message.ago)
         self._event(
             "fault_injected",
-            worker=worker.wid,
-            rank=self.rank_of(worker.wid),
+            **self._who(worker.wid),
             step=message.step,
             injection=message.index,
+            spec=dict(enumerate(self.injections)).get(message.index),
         )
 
     def _on_formed(self, worker: Worker, message: p.Formed) -> None:
@@ -347,7 +374,7 @@ class Membership:
     def _on_formfailed(self, worker: Worker, message: p.FormFailed) -> None:
         worker.handle = message.handle
         if message.generation == self.generation and self.phase is Phase.FORMING:
-            self._event("form_failed", worker=worker.wid, error=message.error[:300])
+            self._event("form_failed", **self._who(worker.wid), error=message.error[:300])
             self._begin_change(f"worker {worker.wid} could not enter: {message.error[:80]}")
 
     def _on_resumed(self, worker: Worker, message: p.Resumed) -> None:
@@ -359,7 +386,15 @@ class Membership:
         )
         if cost is not None:
             self.swap_cost = cost
-            self._event("resumed", step=message.committed, after_s=round(cost, 4))
+            self.changed = True  # the book of faults must survive a restart of the coordinator
+            self._event(
+                "resumed",
+                step=message.committed,
+                after_s=round(cost, 4),
+                world_size=len(self.members),
+                wanted=self.settings.world_size,
+                **self.recoveries.last_healed(self.members),
+            )
 
     def _on_snapshottaken(self, worker: Worker, message: p.SnapshotTaken) -> None:
         if self.rank_of(worker.wid) != message.rank:
@@ -368,7 +403,12 @@ class Membership:
         self.snapshots.note(message, address)
         verdict = self.snapshots.judge(message.committed, self.members)
         if verdict is not None and verdict != ():
-            self._event("replicas_differ", step=message.committed, outvoted=list(verdict))
+            self._event(
+                "replicas_differ",
+                step=message.committed,
+                outvoted=list(verdict),
+                ranks=[self.rank_of(wid) for wid in verdict],
+            )
         if self.snapshots.differs(message.committed) and self.phase is Phase.LIVE:
             self._on_difference(outliers(self.snapshots.digests(message.committed)) or ())
         every = self.snapshots.every(self.median_step)
@@ -402,15 +442,16 @@ class Membership:
         rank = self.rank_of(worker.wid)
         if message.origin == "collective":
             return  # a victim; the lost rank that explains it is on its way, or _tick acts
-        self._event(
-            "step_failed",
-            worker=worker.wid,
-            rank=rank,
-            step=message.step,
-            error=message.error[:300],
-        )
         fatal = message.origin in ("device", "memory")
         again = self.raised_at.get(worker.wid) == message.step
+        self._event(
+            "step_failed",
+            **self._who(worker.wid),
+            step=message.step,
+            error=message.error[:300],
+            origin=message.origin,
+            action="replace" if fatal or again else "retry",
+        )
         self.raised_at[worker.wid] = message.step
         fault = {"memory": "oom", "device": "device"}.get(message.origin, "raise")
         if fatal or again:
@@ -434,11 +475,14 @@ class Membership:
         self.changed = True
         self._event(
             "worker_exited",
-            worker=worker.wid,
-            rank=rank,
+            **self._who(worker.wid),
             fault=message.fault,
             code=message.code,
+            step=None if rank is None else max(self.start_step, message.committed),
             fenced=worker.fencing or None,
+            ready=worker.ready is not None,
+            spares=sorted(self._ready_spares()),
+            on_loss=self.settings.on_loss,
         )
         if rank is not None:
             self._member_lost(worker, message)
@@ -448,7 +492,8 @@ class Membership:
 
     def _member_lost(self, worker: Worker, message: p.Exited) -> None:
         if not worker.fencing:
-            self._record_fault(worker.wid, message.fault, "replace", self.now - message.ago)
+            since = self.now - message.ago
+            self._record_fault(worker.wid, message.fault, "replace", since, message.committed)
             self._begin_change(f"worker {worker.wid} is gone: {message.fault} {message.code}")
 
     def _outsider_lost(self, worker: Worker, message: p.Exited) -> None:
@@ -525,9 +570,11 @@ class Membership:
         if worker is not None and worker.recalled is not None:
             worker.recalled, worker.known = None, message.entry
 
-    def _record_fault(self, wid: int | None, fault: str, action: str, since: float) -> None:
+    def _record_fault(
+        self, wid: int | None, fault: str, action: str, since: float, reached: int = 0
+    ) -> None:
         rank = None if wid is None else self.rank_of(wid)
-        step = max([self.start_step, *self._committed_counts()])
+        step = max([reached, self.start_step, *self._committed_counts()])
         self.recoveries.begin(
             wid=wid, rank=rank, fault=fault, action=action, step=step, since=since, now=self.now
         )
@@ -547,7 +594,7 @@ class Membership:
         if not worker.gone and not worker.fencing:
             worker.fencing = why
             self._send(worker.agent, p.Fence(wid=wid, why=why))
-            self._event("fence", worker=wid, rank=self.rank_of(wid), why=why)
+            self._event("fence", **self._who(wid), why=why)
 
     # --- progress -----------------------------------------------------------------------------
 
@@ -589,9 +636,9 @@ class Membership:
     def _on_suspicion(self, suspicion: Suspicion) -> None:
         self._event(
             "stall",
-            worker=suspicion.wid,
+            **({} if suspicion.wid is None else self._who(suspicion.wid)),
+            step=self.start_or_committed(),
             fault=suspicion.fault,
-            rank=None if suspicion.wid is None else self.rank_of(suspicion.wid),
             age_s=round(suspicion.age, 3),
             evidence=suspicion.evidence,
         )
@@ -614,8 +661,8 @@ class Membership:
         gain = straggler.gain_per_step
         self._event(
             "straggler",
-            worker=straggler.wid,
-            rank=self.rank_of(straggler.wid),
+            **self._who(straggler.wid),
+            step=newest,
             score=round(straggler.score, 3),
             gain_per_step_s=round(gain, 4),
             steps_left=self.steps - newest,
@@ -813,7 +860,8 @@ class Membership:
             self._fence(wid, "its replica differs from the others'")
 
     def _form(self, decision: Decision) -> None:
-        lost = self.recoveries.on_decision(decision.start_step, decision.source)
+        reached = max(self._committed_counts(), default=0)
+        lost = self.recoveries.on_decision(decision.start_step, decision.source, reached)
         limit = self._crash_loop(decision.start_step)
         if limit is not None:
             self._abort(limit, 1)
@@ -901,7 +949,15 @@ class Membership:
         if all(self.workers[wid].formed == self.generation for wid in self.members):
             self.phase = Phase.LIVE
             self.changed = True
-            self._event("live", world_size=len(self.members), step=self.start_step)
+            self._event(
+                "live",
+                world_size=len(self.members),
+                wanted=self.settings.world_size,
+                step=self.start_step,
+                steps=self.steps,
+                spares=len(self._ready_spares()),
+                starting=len(self._starting()),
+            )
 
     def _try_grow(self) -> None:
         if (
@@ -920,7 +976,12 @@ class Membership:
         digests = {done.wid: done.digest for done in finished if done is not None}
         outvoted = outliers(digests)
         if outvoted is not None:
-            self._event("replicas_differ", step=self.steps, outvoted=list(outvoted))
+            self._event(
+                "replicas_differ",
+                step=self.steps,
+                outvoted=list(outvoted),
+                ranks=[self.rank_of(wid) for wid in outvoted],
+            )
             self._on_difference(outvoted)
             return
         self.final_digest = next(iter(digests.values()))

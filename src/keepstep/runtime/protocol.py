@@ -60,6 +60,13 @@ class Report(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Launched(Report):
+    """The agent started this worker; said by the agent, so that every loss can name the process."""
+
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Joined(Report):
     """The script called ``keepstep.join()``."""
 
@@ -221,7 +228,7 @@ class Kept(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRows(Message):
-    """Samples that this agent's workers were handed: runs of steps, see ``samples``."""
+    """Samples that workers used, as far as this agent's vault knows: [worker, *run]."""
 
     rows: list[list[int]]
 
@@ -336,6 +343,17 @@ class Event(Message):
     """A fact for the event log and the operator's eyes."""
 
     fact: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview(Message):
+    """The job as the coordinator knows it, for the operator's view and the metrics."""
+
+    steps: int
+    median_step: float
+    spares_ready: int
+    recoveries: list[list[Any]]  # [fault, action, how many]
+    workers: list[list[Any]]  # of other hosts: [wid, host, pid, ready, being fenced, progress]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

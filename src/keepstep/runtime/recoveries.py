@@ -110,12 +110,17 @@ class Recoveries:
         self.entries[-1].score = score
         self.entries[-1].step_before = round(median_step, 4)
 
-    def on_decision(self, start_step: int, source: str) -> int:
-        """Note where the next generation starts; returns the number of steps to repeat."""
+    def on_decision(self, start_step: int, source: str, reached: int) -> int:
+        """Note where the next generation starts; returns the number of steps to repeat.
+
+        ``reached`` is the newest step count that a survivor had committed: progress messages are
+        up to a second old, so it was not known when the fault was seen.
+        """
         lost = 0
         for entry in self.entries:
             if entry.resumed is None:
                 entry.source = source
+                entry.step = max(entry.step, reached)
                 entry.lost_steps = max(entry.lost_steps, entry.step - start_step, 0)
                 lost = max(lost, entry.lost_steps)
         return lost
@@ -133,6 +138,22 @@ class Recoveries:
             if full and entry.full is None:
                 entry.full = moment
         return cost
+
+    def last_healed(self, members: list[int]) -> dict[str, Any]:
+        """Return the facts about the losses that the last resumed step ended."""
+        moment = max(entry.resumed for entry in self.entries if entry.resumed is not None)
+        healed = [entry for entry in self.entries if entry.resumed == moment]
+        return {
+            "since_s": round(max(moment - entry.since for entry in healed), 4),
+            "lost_steps": max(entry.lost_steps for entry in healed),
+            "replaced": [
+                [entry.rank, members[entry.rank]]
+                for entry in healed
+                if entry.rank is not None
+                and entry.rank < len(members)
+                and members[entry.rank] != entry.worker
+            ],
+        }
 
     def spare_lost(self) -> None:
         """A ready spare died."""

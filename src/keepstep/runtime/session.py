@@ -20,6 +20,7 @@ from typing import Any
 
 from keepstep.runtime.agent import Agent, AgentConfig
 from keepstep.runtime.inject import Injection
+from keepstep.runtime.metrics import MetricsServer
 from keepstep.runtime.settings import Settings
 
 QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
@@ -44,6 +45,8 @@ class RunRequest:
     join: tuple[str, int] | None = None
     secret: str = ""
     name: str = "agent-0"
+    metrics_port: int = 0  # 0: any free one
+    output: tuple[int | None, int | None] = (None, None)  # for the workers; None: our own
 
 
 @dataclass(slots=True)
@@ -93,10 +96,12 @@ class Session:
                 command=request.command,
                 vault=self.folder / "vault",
                 injections=request.injections,
+                output=request.output,
             ),
             self.on_event,
             kill_coordinator=self._kill_coordinator if request.join is None else None,
         )
+        metrics = await self._serve_metrics(self.agent)
         job = asyncio.create_task(self.agent.run())
         interrupted = self._listen_to_signals()
         keeper = asyncio.create_task(self._keep_coordinator())
@@ -106,6 +111,7 @@ class Session:
             if not task.done():
                 task.cancel()
         await asyncio.gather(job, keeper, return_exceptions=True)
+        metrics.close()
         self.agent.close()
         if interrupted.done():
             return RunResult(130, self.agent.summary, "interrupted")
@@ -113,6 +119,15 @@ class Session:
             if not task.cancelled() and task.exception() is not None:
                 raise InfrastructureError(str(task.exception())) from task.exception()
         return self._result(self.agent)
+
+    async def _serve_metrics(self, agent: Agent) -> MetricsServer:
+        host, port = self.request.host, self.request.metrics_port
+        try:
+            server = await MetricsServer.start(host, port, agent)
+        except OSError as error:
+            raise InfrastructureError(f"no metrics at {host}, port {port}: {error}") from error
+        self._tell("metrics", url=server.url)
+        return server
 
     def _result(self, agent: Agent) -> RunResult:
         if agent.abort is not None:
@@ -166,6 +181,7 @@ class Session:
             ],
             env={**os.environ, "KEEPSTEP_SECRET": self.request.secret},
             stdin=subprocess.DEVNULL,
+            stderr=self.request.output[1],
             start_new_session=True,
         )
 
@@ -184,9 +200,24 @@ class Session:
             if self._over or (self.agent is not None and self.agent.ending):
                 await asyncio.Event().wait()  # the agent decides when the job has ended
             quick = quick + 1 if time.monotonic() - began < QUICK_DEATH else 0
+            assert self._coordinator is not None
+            self._tell(
+                "coordinator_exited",
+                pid=self._coordinator.pid,
+                code=self._coordinator.returncode,
+                lease_s=round(self.agent.lease_left, 3) if self.agent is not None else None,
+            )
             if quick >= MAX_QUICK_DEATHS:
                 raise InfrastructureError("the coordinator does not stay up; see its output above")
             self._start_coordinator()
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        """Show and write down what the coordinator cannot know."""
+        fact = {"time": round(time.time(), 4), "event": event, **facts}
+        if self.request.events is not None:
+            with open(self.request.events, "a") as file:
+                file.write(json.dumps(fact) + "\n")
+        self.on_event(fact)
 
     async def _coordinator_exit(self) -> None:
         process = self._coordinator
