@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from keepstep.cli.run_view import RunView, render_summary
+from keepstep.cli.run_summary import render_summary
+from keepstep.cli.run_view import Narrator, RunView
 from keepstep.exit_codes import ExitCode
 from keepstep.runtime import inject
 from keepstep.runtime.protocol import new_secret
 from keepstep.runtime.session import InfrastructureError, RunRequest, Session, port_is_free
 from keepstep.runtime.settings import Settings, contradiction
+
+if TYPE_CHECKING:
+    from keepstep.cli.run_live import LiveView
 
 BACKENDS = ("auto", "gloo", "nccl")
 ON_LOSS = ("replace", "shrink", "wait")
@@ -71,6 +76,9 @@ def run(
     ] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the summary here, as JSON.")] = None,
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of the metrics for Prometheus; 0: any free one.")
+    ] = 0,
 ) -> None:
     """Run SCRIPT on several ranks and keep it going when one is lost, hangs or slows down."""
     request = _request(
@@ -88,10 +96,12 @@ def run(
         injections=injections or [],
         events=events,
         port=port,
+        metrics_port=metrics_port,
     )
-    view = RunView(sys.stderr)
+    view = _view(request)
+    request = dataclasses.replace(request, output=view.output)
     try:
-        result = asyncio.run(Session(request, view.show).run())
+        result = asyncio.run(view.follow(Session(request, view.show)))
     except InfrastructureError as error:
         sys.stderr.write(f"keepstep: {error}\n")
         raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
@@ -117,6 +127,7 @@ def _request(
     injections: list[str],
     events: Path | None,
     port: int,
+    metrics_port: int,
 ) -> RunRequest:
     _check_torch()
     if not Path(script).is_file():
@@ -144,6 +155,8 @@ def _request(
         _refuse(str(error))
     if port and join is None and not port_is_free(host, port):
         _refuse(f"--port {port}: in use on {host}; choose another, or 0 for any free one")
+    if metrics_port and not port_is_free(host, metrics_port):
+        _refuse(f"--metrics-port {metrics_port}: in use on {host}; choose another, or 0 for any")
     return RunRequest(
         settings=settings,
         backend=_backend(backend),
@@ -155,7 +168,18 @@ def _request(
         join=_address(join) if join is not None else None,
         secret=_secret(join),
         name=f"{os.uname().nodename}-{os.getpid()}",
+        metrics_port=metrics_port,
     )
+
+
+def _view(request: RunRequest) -> RunView | LiveView:
+    """Return the live view on a terminal, plain lines elsewhere."""
+    narrator = Narrator(owns_coordinator=request.join is None)
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", ""):
+        return RunView(sys.stderr, narrator)
+    from keepstep.cli.run_live import LiveView  # rich takes a tenth of a second to import
+
+    return LiveView(sys.stderr, narrator, own_stdout=sys.stdout.isatty())
 
 
 def _check_torch() -> None:

@@ -1,43 +1,438 @@
-"""What the operator of ``keepstep run`` sees: one line a fact, and a summary at the end."""
+"""What the operator of ``keepstep run`` reads: one sentence a fact.
+
+``sentence`` says one event in words; ``Narrator`` leaves out what the reader was told already;
+``RunView`` writes the lines. The events file (``--events``) has every event with all its facts.
+"""
 
 from __future__ import annotations
 
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TextIO
 
-_QUIET = {"member_formed", "worker_joined", "worker_ready", "form"}
+from keepstep.runtime.session import RunResult, Session
+
+Fact = dict[str, Any]
+
+# Steps of ordinary work, one a worker: they would bury what matters.
+QUIET = frozenset({"worker_joined", "member_formed", "form"})
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+CLOSE_TIMEOUT = 5.0  # seconds that a reader who does not read may delay the end
+
+
+# --- parts of sentences -------------------------------------------------------------------
+
+
+def who(fact: Fact) -> str:
+    """Return rank, worker, process and host, as far as they are known."""
+    rank, worker, pid, host = (fact.get(name) for name in ("rank", "worker", "pid", "host"))
+    details = [f"worker {worker}"] if rank is not None and worker is not None else []
+    details += [f"pid {pid}"] if pid else []
+    details += [f"host {host}"] if host and host not in LOOPBACK else []
+    name = f"rank {rank}" if rank is not None else f"worker {worker}"
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def how_it_ended(code: int) -> str:
+    """Return what an exit code says: a signal or a code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    number = -code
+    names = {number.value: number.name for number in signal.Signals}
+    words = {int(signal.SIGSEGV): ", a segmentation fault", int(signal.SIGBUS): ", a bus error"}
+    return f"was killed by {names.get(number, f'signal {number}')}{words.get(number, '')}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 step", "2 steps"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listing(noun: str, numbers: Sequence[int]) -> str:
+    """Return "worker 4", "workers 4 and 5", "workers 4, 5 and 7"."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    head = ", ".join(str(number) for number in numbers[:-1])
+    return f"{noun}s {head} and {numbers[-1]}"
+
+
+def host_of(fact: Fact) -> str:
+    """Return the host by its address, and its agent."""
+    return f"host {fact['host']} (agent {fact['agent']})"
+
+
+# --- sentences ----------------------------------------------------------------------------
+
+
+def _agent_joined(fact: Fact) -> str:
+    brings = f"{count(fact['workers'], 'worker')} and {count(fact['spares'], 'spare')}"
+    return f"{host_of(fact)} joined with {brings}; they are starting"
+
+
+def _agent_back(fact: Fact) -> str:
+    return f"{host_of(fact)} is in contact with the coordinator again"
+
+
+def _agent_lost_contact(fact: Fact) -> str:
+    return (
+        f"no contact with {host_of(fact)}: its workers may go on for {fact['lease_s']:.1f} s, then "
+        "they are fenced and replaced"
+    )
+
+
+def _agent_gone(fact: Fact) -> str:
+    why = fact["why"]
+    if "goodbye" in why:
+        return f"{host_of(fact)} left"
+    return f"{host_of(fact)} is down or cut off: {why}; its workers are fenced, its ranks replaced"
+
+
+def _worker_joined(fact: Fact) -> str:
+    return f"{who(fact)} called keepstep.join() with torch {fact['torch']}"
+
+
+def _worker_ready(fact: Fact) -> str:
+    kind = "a warm spare" if fact.get("rank") is None else "ready"
+    return f"{who(fact)} is {kind}, {fact['after_s']:.1f} s after its start"
+
+
+def _fault_injected(fact: Fact) -> str:
+    if fact.get("target") == "coordinator":
+        return f"injected on purpose: the coordinator is killed at step {fact['step']}"
+    spec = fact.get("spec") or f"fault {fact.get('injection')}"
+    return f"injected on purpose: {spec} strikes {who(fact)} at step {fact['step']}"
+
+
+def _worker_exited(fact: Fact) -> str:
+    if fact.get("fenced"):
+        return f"{who(fact)} is fenced: its process is gone; {_plan(fact)}"
+    ended = how_it_ended(fact["code"])
+    if fact.get("rank") is not None and fact["generation"] > 0:
+        return f"{who(fact)} {ended} during step {fact['step']}; {_plan(fact)}"
+    if fact.get("ready"):
+        return f"spare {who(fact)} {ended}; starting another one"
+    return f"{who(fact)} {ended} before it reached Job.train"
+
+
+def _plan(fact: Fact) -> str:
+    """Say what happens to the rank of a lost worker."""
+    spares = fact.get("spares") or []
+    if fact.get("rank") is None:
+        return "it had no rank"
+    if spares:
+        return f"replacing it with spare worker {spares[0]}"
+    if fact.get("on_loss") == "shrink":
+        return "no spare is ready, so the job goes on with fewer ranks"
+    return "no spare is ready, so the job waits for the next one"
+
+
+def _member_formed(fact: Fact) -> str:
+    parts = [f"{key[:-2]} {value:.2f} s" for key, value in fact.items() if key.endswith("_s")]
+    return f"{who(fact)} entered generation {fact['generation']} ({', '.join(parts)})"
+
+
+def _form_failed(fact: Fact) -> str:
+    return (
+        f"{who(fact)} could not enter generation {fact['generation']}: {_short(fact['error'])}; "
+        "trying again with a new generation"
+    )
+
+
+def _form(fact: Fact) -> str:
+    text = f"generation {fact['generation']} begins at step {fact['start_step']} with "
+    text += listing("worker", fact["members"])
+    if fact["receivers"]:
+        text += f"; state goes to {listing('worker', fact['receivers'])}"
+    return f"{text}; {count(fact['lost_steps'], 'step')} to repeat"
+
+
+def _live(fact: Fact) -> str:
+    spares, starting = fact["spares"], fact.get("starting", 0)
+    ready = f"{count(spares, 'spare')} ready" + (f", {starting} starting" if starting else "")
+    members, wanted = fact["world_size"], fact.get("wanted", fact["world_size"])
+    ranks = count(members, "rank") if members == wanted else f"{members} of {wanted} ranks"
+    verb = "is in step" if fact["generation"] == 1 else "is formed"
+    return (
+        f"generation {fact['generation']} {verb}: {ranks}, {ready}, "
+        f"from step {fact['step']} of {fact['steps']}"
+    )
+
+
+def _resumed(fact: Fact) -> str:
+    replaced = fact.get("replaced") or []
+    since, seen = fact.get("since_s", fact["after_s"]), fact["after_s"]
+    text = (
+        f"generation {fact['generation']} is in step again: step {fact['step'] - 1} committed "
+        f"{since:.2f} s after the {'loss' if replaced else 'fault'} "
+        f"(noticed after {max(0.0, since - seen):.2f} s), "
+        f"{count(fact.get('lost_steps', 0), 'step')} lost"
+    )
+    text += "".join(f"; rank {rank} is now worker {worker}" for rank, worker in replaced)
+    members, wanted = fact.get("world_size"), fact.get("wanted")
+    return text if members == wanted else f"{text}; {members} of {wanted} ranks"
+
+
+def _replicas_differ(fact: Fact) -> str:
+    ranks = [rank for rank in fact.get("ranks") or fact["outvoted"] if rank is not None]
+    if ranks:
+        verdict = f"the majority contradicts {listing('rank', ranks)}, which will be replaced"
+    else:
+        verdict = "and no majority says which is right"
+    return (
+        f"the replicas differ after {count(fact['step'], 'step')}: {verdict}; nobody's live state "
+        "is used, the job goes back to a snapshot on which all agreed"
+    )
+
+
+def _back_to_snapshot(fact: Fact) -> str:
+    return (
+        f"going back to the snapshot taken after {count(fact['step'], 'step')}: {fact['why']}; the "
+        "steps since then are repeated"
+    )
+
+
+def _step_failed(fact: Fact) -> str:
+    verb = {"memory": "ran out of memory", "device": "met a device error"}
+    action = {"replace": "replacing the process", "retry": "repeating the step on all ranks"}
+    return (
+        f"{who(fact)} {verb.get(fact.get('origin', ''), 'raised')} in step {fact['step']}: "
+        f"{_short(fact['error'])}; {action[fact.get('action', 'retry')]}"
+    )
+
+
+def _stall(fact: Fact) -> str:
+    if fact.get("worker") is None:
+        return (
+            f"the job stalls in step {fact['step']} and no rank can be named: {fact['evidence']}; "
+            "repeating the step with a new generation"
+        )
+    verb = {"stop": "is stopped", "gil": "is stuck", "hang": "hangs"}.get(fact["fault"], "stalls")
+    return (
+        f"{who(fact)} {verb} in step {fact['step']}, without progress for {fact['age_s']:.1f} s: "
+        f"{fact['evidence']}; fencing it"
+    )
+
+
+def _straggler(fact: Fact) -> str:
+    left = count(fact["steps_left"], "step")
+    return (
+        f"{who(fact)} is slow: its own part of a step takes {fact['score']:.1f} times the others', "
+        f"which costs {fact['gain_per_step_s']:.2f} s a step for {left} to come; a spare "
+        f"takes its place at a step boundary, for about {fact['cost_s']:.1f} s"
+    )
+
+
+def _fence(fact: Fact) -> str:
+    return f"fencing {who(fact)}: {fact['why']}"
+
+
+def _halt(fact: Fact) -> str:
+    return f"leaving generation {fact['generation']}: {_short(fact['why'])}"
+
+
+def _waiting_for_spare(fact: Fact) -> str:
+    if fact["starting"]:
+        return f"no spare is ready: waiting for {listing('worker', fact['starting'])}, starting now"
+    return "no spare is ready and none is starting: waiting for another host"
+
+
+def _growing(fact: Fact) -> str:
+    return f"{listing('worker', fact['ready'])} ready: empty ranks are filled at a step boundary"
+
+
+def _finish(fact: Fact) -> str:
+    sha = fact["state_sha256"][:12]
+    return f"all {fact['steps']} steps are done and every replica agrees (state sha256 {sha})"
+
+
+def _abort(fact: Fact) -> str:
+    return f"giving up: {fact['why']}"
+
+
+def _refused(fact: Fact) -> str:
+    agent = f" of agent {fact['agent']}" if fact.get("agent") else ""
+    return f"refused a connection{agent}: {fact['why']}"
+
+
+def _cut_off(fact: Fact) -> str:
+    return f"{host_of(fact)} is cut off: {fact['why']}"
+
+
+def _coordinator_away(fact: Fact) -> str:
+    return (
+        "lost contact with the coordinator; the workers of this host go on, for "
+        f"{fact['lease_s']:.1f} s if the coordinator's host does not answer either"
+    )
+
+
+def _coordinator_back(fact: Fact) -> str:
+    return f"in contact with the coordinator again after {fact['after_s']:.2f} s"
+
+
+def _coordinator_exited(fact: Fact) -> str:
+    return (
+        f"the coordinator (pid {fact['pid']}) {how_it_ended(fact['code'])}; training goes on while "
+        "another one starts"
+    )
+
+
+def _metrics(fact: Fact) -> str:
+    return f"metrics for Prometheus: {fact['url']}"
+
+
+SENTENCES: dict[str, Callable[[Fact], str]] = {
+    "abort": _abort,
+    "agent_back": _agent_back,
+    "agent_gone": _agent_gone,
+    "agent_joined": _agent_joined,
+    "agent_lost_contact": _agent_lost_contact,
+    "back_to_snapshot": _back_to_snapshot,
+    "coordinator_away": _coordinator_away,
+    "coordinator_back": _coordinator_back,
+    "coordinator_exited": _coordinator_exited,
+    "cut_off": _cut_off,
+    "fault_injected": _fault_injected,
+    "fence": _fence,
+    "finish": _finish,
+    "form": _form,
+    "form_failed": _form_failed,
+    "growing": _growing,
+    "halt": _halt,
+    "live": _live,
+    "member_formed": _member_formed,
+    "metrics": _metrics,
+    "refused": _refused,
+    "replicas_differ": _replicas_differ,
+    "resumed": _resumed,
+    "stall": _stall,
+    "step_failed": _step_failed,
+    "straggler": _straggler,
+    "waiting_for_spare": _waiting_for_spare,
+    "worker_exited": _worker_exited,
+    "worker_joined": _worker_joined,
+    "worker_ready": _worker_ready,
+}
+
+
+def sentence(fact: Fact) -> str:
+    """Return an event in words; one that is unknown or lacks a fact, as its facts."""
+    write = SENTENCES.get(fact["event"])
+    if write is not None:
+        try:
+            return write(fact)
+        except (KeyError, TypeError, ValueError):
+            pass  # another version of the coordinator: better plain facts than none
+    hidden = ("time", "event")
+    parts = [f"{k}={v}" for k, v in fact.items() if k not in hidden and v is not None]
+    return " ".join([fact["event"], *parts])
+
+
+def _short(text: str, limit: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+# --- lines --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Narrator:
+    """Tells a stranger what happens, each thing once.
+
+    Attributes:
+        owns_coordinator: it runs on this host, and its exit is told.
+    """
+
+    owns_coordinator: bool = True
+    _in_fault: bool = False  # a fault was told and the job is not in step again
+    _named: set[int] = field(default_factory=set)  # workers whose fencing was explained
+    _lost: set[str] = field(default_factory=set)  # agents reported as lost
+    _over: bool = False
+
+    def tell(self, fact: Fact) -> str | None:
+        """Return the line for an event, None for one that adds nothing."""
+        event = fact["event"]
+        wanted = event not in QUIET and self._adds_something(event, fact)
+        self._note(event, fact)
+        if not wanted:
+            return None
+        clock = datetime.fromtimestamp(fact.get("time", 0.0)).strftime("%H:%M:%S")
+        return f"{clock} {sentence(fact)}"
+
+    def _adds_something(self, event: str, fact: Fact) -> bool:
+        if event == "worker_ready":
+            return fact.get("generation", 0) > 0 and fact.get("rank") is None and not self._over
+        if event == "halt":
+            return not self._in_fault
+        if event == "live":
+            return not self._in_fault
+        if event == "fence":
+            return fact.get("worker") not in self._named
+        if event == "agent_back":
+            return fact.get("agent") in self._lost
+        if event == "agent_gone":
+            return "goodbye" not in fact.get("why", "")
+        return not (event == "coordinator_away" and self.owns_coordinator)
+
+    def _note(self, event: str, fact: Fact) -> None:
+        if event in ("stall", "straggler", "step_failed", "replicas_differ", "form_failed", "halt"):
+            self._in_fault = True
+            self._named |= {fact.get("worker", -1), *fact.get("outvoted", ())}
+        elif event == "worker_exited" and fact.get("rank") is not None:
+            self._in_fault = True
+        elif event == "agent_lost_contact":
+            self._lost.add(fact.get("agent", ""))
+        elif event in ("agent_back", "agent_gone"):
+            self._lost.discard(fact.get("agent", ""))
+            self._in_fault |= event == "agent_gone"
+        elif event == "resumed":
+            self._in_fault = False
+        elif event in ("finish", "abort"):
+            self._over = True
 
 
 class RunView:
-    """Prints events as lines."""
+    """Prints one line a fact.
 
-    def __init__(self, stream: TextIO) -> None:
+    A thread writes: whoever stops reading the lines must not stop the agent, whose workers would
+    be fenced for its silence.
+    """
+
+    output: tuple[int | None, int | None] = (None, None)
+
+    def __init__(self, stream: TextIO, narrator: Narrator) -> None:
         """Print to ``stream``."""
-        self._stream = stream
+        self._stream, self._narrator = stream, narrator
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="keepstep-lines", daemon=True)
+        self._writer.start()
 
-    def show(self, fact: dict[str, Any]) -> None:
+    def show(self, fact: Fact) -> None:
         """Print one event if it matters to a person."""
-        if fact["event"] in _QUIET:
-            return
-        hidden = ("time", "event")
-        parts = [f"{k}={v}" for k, v in fact.items() if k not in hidden and v is not None]
-        self._stream.write(f"keepstep: {fact['event']} {' '.join(parts)}\n")
-        self._stream.flush()
+        line = self._narrator.tell(fact)
+        if line is not None:
+            self._lines.put(f"keepstep {line}\n")
 
+    async def follow(self, session: Session) -> RunResult:
+        """Run ``session`` and return its result when every line is written."""
+        try:
+            return await session.run()
+        finally:
+            self.close()
 
-def render_summary(summary: dict[str, Any] | None, exit_code: int, why: str) -> str:
-    """Return the closing lines of a run."""
-    if summary is None:
-        return f"keepstep: ended with exit code {exit_code}: {why}\n"
-    lines = [
-        f"keepstep: {summary['outcome']}: {summary['steps']} steps on {summary['world_size']} ranks, "
-        f"{summary['generations']} generations, median step {summary['median_step_s']:.3f} s"
-    ]
-    if why:
-        lines.append(f"keepstep: {why}")
-    for entry in summary["recoveries"]:
-        lines.append(
-            f"keepstep:   {entry['fault']} of rank {entry['rank']} at step {entry['step']}: "
-            f"{entry['action']}, detected after {entry['detected_after_s']} s, next step after "
-            f"{entry['next_step_after_s']} s, {entry['lost_steps']} steps lost"
-        )
-    return "\n".join(lines) + "\n"
+    def close(self) -> None:
+        """Write what is left."""
+        self._lines.put(None)
+        self._writer.join(CLOSE_TIMEOUT)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except (OSError, ValueError):
+                return  # nobody reads any more; the events file has it all

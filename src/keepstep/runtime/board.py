@@ -26,6 +26,7 @@ class Condition(enum.StrEnum):
     """What a worker does, in the words that the operator reads."""
 
     STARTING = "starting"
+    READY = "ready for the start"
     SPARE = "warm spare"
     STEP = "in step"
     COLLECTIVE = "waits in a collective"
@@ -107,8 +108,15 @@ def look(agent: Agent) -> Board:
         for wid, rank in ranks.items()
         if wid not in there
     ]
-    rows.sort(key=lambda row: (row.rank is None, row.rank, row.condition == "starting", row.wid))
+    if not agent.generation:
+        rows = [_before_the_start(row) for row in rows]
+    rows.sort(key=lambda row: (row.rank is None, row.rank or 0, row.wid))
     return _board(agent, tuple(name_waits(rows)))
+
+
+def _before_the_start(row: Row) -> Row:
+    """Nobody is a spare as long as nobody has a rank."""
+    return replace(row, condition=Condition.READY) if row.condition is Condition.SPARE else row
 
 
 def _board(agent: Agent, rows: tuple[Row, ...]) -> Board:
