@@ -102,7 +102,7 @@ class Agent:
         self._finishing = False
         self._ended = asyncio.Event()
         self._fired: set[int] = set()
-        self._lease_until = 0.0
+        self._lease_until = self._connected = 0.0
         self._last_beat = self._last_news = 0.0
         self.rows: dict[int, p.Progress] = {}  # of the last look at each living worker
         self.overview: tuple[float, p.Overview] | None = None  # when it came, and what it says
@@ -165,7 +165,7 @@ class Agent:
     async def _talk(self) -> None:
         host, port = self.config.coordinator
         channel = await p.connect(host, port, self.config.secret, CONNECT_TIMEOUT)
-        self._channel = channel
+        self._channel, self._connected = channel, time.monotonic()
         channel.send(self._hello())
         while True:
             self._take(await channel.receive())
@@ -199,6 +199,7 @@ class Agent:
             agent=self.config.name,
             host=self.config.host,
             sent=time.monotonic(),
+            wids=list(self.workers),
             address=f"{self.config.host}:{self._server.port}",
             workers=self.config.workers,
             spares=self.config.spares,
@@ -267,6 +268,9 @@ class Agent:
         elif isinstance(message, p.Finish):
             self._finishing = True
             self._pass_on(list(self.workers), message)
+            for worker in self.workers.values():
+                if "Ready" not in worker.standing:
+                    self._fence(worker.wid)  # still starting: nothing is left for it to do
             asyncio.get_running_loop().create_task(self._after_finish())
         elif isinstance(message, p.Abort):
             self.abort = message
@@ -427,19 +431,24 @@ class Agent:
                 self._last_beat = now
                 self._send(p.Beat(sent=now, workers=[_row(progress) for progress in rows]))
             self._inject_by_name(rows)
-            if self._lease_until and now > self._lease_until and not self._ended.is_set():
-                self._cut_off()
+            if self._lease_until and now > self._lease_until:
+                self._cut_off(now)
 
-    def _cut_off(self) -> None:
+    def _cut_off(self, now: float) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""
-        if time.monotonic() - self._lease_until > REJOIN_LIMIT:
+        if now - self._lease_until > REJOIN_LIMIT:
             why = f"no contact with the coordinator for {REJOIN_LIMIT:.0f} s; gave up"
             self.abort = p.Abort(why=why, code=4)
             self._ended.set()
-        if any(worker.alive for worker in self.workers.values()):
+        if any(worker.alive and not worker.fenced for worker in self.workers.values()):
             why = "no contact with the coordinator for a whole lease: workers fenced"
             self._tell("cut_off", why=why)
         self._end_workers()
+        if self._channel is not None and now - self._connected > self.times.lease:
+            # A cable that is plugged in again must not revive this connection: the coordinator
+            # counts us as gone, we have to introduce ourselves anew.
+            self._channel.abort()
+            self._channel = None
 
     def read_progress(self, worker: WorkerProcess) -> p.Progress:
         """Return what the worker's record and the kernel say about it."""

@@ -71,6 +71,7 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.ended.wait(), TICK)
                 self.job.tick(time.monotonic())
+                self._drop_gone_agents()
                 self._flush()
                 self._end_if_over()
 
@@ -96,6 +97,11 @@ class Coordinator:
             pass  # the job is over; asyncio.streams would print a cancelled handler as an error
         finally:
             channel.close()
+
+    def _drop_gone_agents(self) -> None:
+        """Close the connection of an agent that counts as gone; it may come back as a new one."""
+        for name in [name for name in self.channels if name not in self.job.agents]:
+            self.channels.pop(name).abort()
 
     def _replace_channel(self, name: str, channel: p.Channel) -> None:
         old = self.channels.pop(name, None)

@@ -70,6 +70,7 @@ class Worker:
     wid: int
     agent: str
     launched: float
+    first_rank: int = 0  # RANK in its environment
     pid: int = 0  # 0: not told yet
     joined: bool = False
     ready: p.Ready | None = None
@@ -240,10 +241,25 @@ class Membership:
         )
         self._send(hello.agent, welcome)
         self._repeat(hello, now)
-        alive = [w for w in self.workers.values() if w.agent == hello.agent and not w.gone]
-        if self.phase not in (Phase.FINISHING, Phase.ENDED) and len(alive) < agent.slots:
-            self._launch(hello.agent, agent.slots - len(alive))
+        self._fill(agent, set(hello.wids))
         self.changed = True
+
+    def _fill(self, agent: Agent, known: set[int]) -> None:
+        """Have the agent start what it was told to start and did not hear, and what is missing."""
+        if self.phase in (Phase.FINISHING, Phase.ENDED):
+            return
+        alive = [w for w in self.workers.values() if w.agent == agent.name and not w.gone]
+        unheard = [worker for worker in alive if worker.wid not in known]
+        if unheard:
+            self._send(
+                agent.name,
+                p.Launch(
+                    wids=[worker.wid for worker in unheard],
+                    ranks=[worker.first_rank for worker in unheard],
+                ),
+            )
+        if len(alive) < agent.slots:
+            self._launch(agent.name, agent.slots - len(alive))
 
     def _repeat(self, hello: p.Hello, now: float) -> None:
         """Take in what an agent knows of its workers after a loss of contact."""
@@ -255,8 +271,8 @@ class Membership:
                 continue
             told.add(wid)
             self.next_wid = max(self.next_wid, wid + 1)
-            self.workers.setdefault(wid, Worker(wid, hello.agent, now))
-            self.on_message(hello.agent, message, now)
+            if not self.workers.setdefault(wid, Worker(wid, hello.agent, now)).gone:
+                self.on_message(hello.agent, message, now)
         for worker in self.workers.values():
             if worker.agent == hello.agent and not worker.gone and worker.fencing:
                 self._send(hello.agent, p.Fence(wid=worker.wid, why=worker.fencing))
@@ -283,9 +299,10 @@ class Membership:
     def _launch(self, agent: str, count: int) -> None:
         wids = list(range(self.next_wid, self.next_wid + count))
         self.next_wid += count
-        for wid in wids:
-            self.workers[wid] = Worker(wid, agent, self.now)
-        self._send(agent, p.Launch(wids=wids, ranks=self._first_ranks(agent, wids)))
+        ranks = self._first_ranks(agent, wids)
+        for wid, rank in zip(wids, ranks, strict=True):
+            self.workers[wid] = Worker(wid, agent, self.now, first_rank=rank)
+        self._send(agent, p.Launch(wids=wids, ranks=ranks))
         self.changed = True
 
     def _first_ranks(self, agent: str, wids: list[int]) -> list[int]:
@@ -304,8 +321,9 @@ class Membership:
     def on_message(self, agent: str, message: p.Message, now: float) -> None:
         """Take one message of an agent."""
         self.now = now
-        if agent in self.agents:
-            self.agents[agent].heard = now
+        if agent not in self.agents:
+            return  # it counts as gone; it has to introduce itself anew
+        self.agents[agent].heard = now
         if isinstance(message, p.Beat):
             self._on_beat(message)
             self._send(agent, p.Lease(sent=message.sent, patience=self.times.patience))
@@ -1080,7 +1098,7 @@ class Membership:
             "final_digest": self.final_digest,
             "agents": [dataclasses.asdict(agent) for agent in self.agents.values()],
             "workers": [
-                [w.wid, w.agent, w.gone, w.known, w.fencing, w.proven]
+                [w.wid, w.agent, w.first_rank, w.gone, w.known, w.fencing, w.proven]
                 for w in self.workers.values()
             ],
             "snapshots": self.snapshots.to_record(),
@@ -1112,9 +1130,16 @@ class Membership:
         found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
         for entry in record["agents"]:
             found.agents[entry["name"]] = Agent(**{**entry, "connected": False, "heard": now})
-        for wid, agent, gone, known, fencing, proven in record["workers"]:
+        for wid, agent, rank, gone, known, fencing, proven in record["workers"]:
             found.workers[wid] = Worker(
-                wid, agent, now, gone=gone, known=known, fencing=fencing, proven=proven
+                wid,
+                agent,
+                now,
+                first_rank=rank,
+                gone=gone,
+                known=known,
+                fencing=fencing,
+                proven=proven,
             )
         found.snapshots = SnapshotRegistry.from_record(record["snapshots"])
         found.recoveries = Recoveries.from_record(record["recoveries"], now)

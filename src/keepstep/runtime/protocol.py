@@ -175,7 +175,8 @@ class Hello(Message):
     address: str  # where its vault is served
     workers: int
     spares: int
-    standing: list[dict[str, Any]] = field(default_factory=list)
+    wids: list[int]  # every worker that it was told to launch
+    standing: list[dict[str, Any]] = field(default_factory=list)  # what each said last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -547,6 +548,10 @@ class Channel:
     def close(self) -> None:
         """Close; queued messages are still sent."""
         self._writer.close()
+
+    def abort(self) -> None:
+        """Drop the connection at once; a pending ``receive`` ends."""
+        self._writer.transport.abort()
 
 
 def derive_key(secret: str, client_nonce: bytes, server_nonce: bytes) -> bytes:

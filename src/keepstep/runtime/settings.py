@@ -87,8 +87,8 @@ def contradiction(settings: Settings) -> str | None:
     if settings.patience is not None and settings.patience < 0.2:
         return (
             f"--patience {settings.patience:g} is too short: a rank would be fenced for a pause "
-            "that every healthy process makes. Use 0.2 or more, or leave it out to derive it from the "
-            "measured step time"
+            "that every healthy process makes. Use 0.2 or more, or leave it out: it is then "
+            "derived from the measured step time"
         )
     if settings.spares > 8 * settings.workers:
         return (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from keepstep.runtime.membership import Membership
-from keepstep.runtime.samples import count_lost_and_repeated
+from keepstep.runtime.samples import count_lost_and_repeated, merge
 
 
 def summarise(job: Membership) -> dict[str, Any]:
     """Return the summary of ``keepstep run``; durations in seconds."""
-    counted = count_lost_and_repeated(job.sample_rows, job.generations, job.steps)
+    counted = count_lost_and_repeated(merge(job.sample_rows), job.generations, job.steps)
     lost, repeated = counted if counted is not None else (None, None)
     return {
         "outcome": job.outcome,

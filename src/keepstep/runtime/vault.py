@@ -14,6 +14,7 @@ standard library is needed here: the agent reads what the worker wrote.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -81,6 +82,26 @@ def _parse(raw: bytes) -> RankRecord | None:
     if magic != _MAGIC or len(data) != length or zlib.crc32(data) != crc:
         return None
     return RankRecord(count=count, is_commit=bool(is_commit), data=data)
+
+
+def join_record(runs: list[list[int]], state: bytes) -> bytes:
+    """Return the data of a record: the sample notes of its worker, and the per-rank state."""
+    return json.dumps(runs, separators=(",", ":")).encode() + b"\n" + state
+
+
+def state_in(data: bytes) -> bytes:
+    """Return the per-rank state in a record's data."""
+    return data.partition(b"\n")[2]
+
+
+def sample_rows(vault: Path) -> list[list[int]]:
+    """Return the sample notes of every worker that left records here: [worker, *run]."""
+    wids = {int(path.name.split("-")[1].split(".")[0]) for path in vault.glob("rank-*")}
+    rows = []
+    for wid in sorted(wids):
+        for record in read_records(vault, wid):
+            rows += [[wid, *run] for run in json.loads(record.data.partition(b"\n")[0])]
+    return rows
 
 
 def known_counts(records: list[RankRecord]) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from keepstep.runtime.inject import Injector
 from keepstep.runtime.link import AgentLink
 from keepstep.runtime.progress import Phase, ProgressRecord, Slot
 from keepstep.runtime.replicas import payload_parts
-from keepstep.runtime.samples import SampleLog
+from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, buffer_of, digest_of
 from keepstep.runtime.transfer import ByteServer, client
@@ -60,7 +60,7 @@ class Supervision:
         )
         self._link.send(p.Joined(wid=config.wid, torch=torch.__version__))
         self._records = vault.RankRecordWriter(self._vault, config.wid)
-        self._samples = SampleLog(self._vault, config.wid)
+        self._samples = SampleNotes()
         self._offer = Offer(receivers=0)
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._injector = Injector(list(config.injections), self._announce, self._flip_bit)
@@ -99,9 +99,13 @@ class Supervision:
     def note_entry(self) -> None:
         """Leave the per-rank state with the agent, should this rank die before it commits."""
         if self._state is not None:
-            data = self._state.capture_rank()
+            data = self._capture_record()
             self._entry = (self._in_step + 1, data)
             self._records.write(self._in_step + 1, is_commit=False, data=data)
+
+    def _capture_record(self) -> bytes:
+        assert self._state is not None
+        return vault.join_record(self._samples.runs, self._state.capture_rank())
 
     def enter_collective(self) -> None:
         """Publish that the training thread waits for others from now on."""
@@ -150,7 +154,7 @@ class Supervision:
                 address=address,
             )
         )
-        self._last_record = state.capture_rank()
+        self._last_record = self._capture_record()
         try:
             self._enter_next(encoded)
             while True:
@@ -199,7 +203,7 @@ class Supervision:
     def _commit(self, count: int, began: int) -> None:
         assert self._state is not None
         self.progress.enter(Phase.COMMIT)
-        record = self._state.capture_rank()
+        record = self._capture_record()
         self._records.write(count, is_commit=True, data=record)
         self._entry_is_exact = self._entry == (count, record)
         self._last_record = record
@@ -313,7 +317,7 @@ class Supervision:
         entry = self._committed
         if self._entry_is_exact and self._entry[0] == self._committed + 1:
             entry += 1
-        self._state.restore_rank(self._last_record)
+        self._state.restore_rank(vault.state_in(self._last_record))
         self._link.send(
             p.Proposal(
                 wid=self.config.wid,
@@ -374,7 +378,7 @@ class Supervision:
         self._committed = form.start_step
         self._first_count = form.start_step + 1
         self.progress[Slot.COMMITTED] = form.start_step
-        self._last_record = self._state.capture_rank()
+        self._last_record = self._capture_record()
         self._records.write(form.start_step, is_commit=True, data=self._last_record)
         self._entry, self._entry_is_exact = (-1, b""), False
         self._snapshot_every = form.snapshot_every
@@ -392,7 +396,7 @@ class Supervision:
         if source is not None:
             address, name = source
             with client(address, self.config.secret, form.timeout) as connection:
-                self._state.restore_rank(bytes(connection.read(name)))
+                self._state.restore_rank(vault.state_in(bytes(connection.read(name))))
 
     def _receive(self, form: p.Form) -> None:
         assert self._state is not None
