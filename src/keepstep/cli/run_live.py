@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import pty
 import re
@@ -23,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
-from rich.text import Text
 
 from keepstep.cli.run_view import Fact, Narrator, count, listing
 from keepstep.runtime.board import Board, Condition, Row, look
@@ -82,7 +83,7 @@ def header(board: Board, rate: float) -> tuple[str, str]:
         f"generation {board.generation}" if board.generation else "starting",
         steps,
         f"median step {_seconds(board.median_step)}" if board.median_step else "",
-        f"{rate:.2f} steps/s" if rate else "",
+        f"{rate:.2f} steps/s" if rate and board.committed != board.steps else "",
     ]
     means = [
         f"{spares}, {starting} starting" if starting and board.generation else spares,
@@ -186,25 +187,28 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 0.1 else f"{value * 1e3:.1f} ms"
 
 
-def draw(board: Board, events: Sequence[str], *, rate: float, width: int, height: int) -> Group:
+def draw(board: Board, events: Sequence[str], *, rate: float, width: int, height: int) -> Picture:
     """Return the view for a terminal of ``width`` and ``height`` characters."""
     room = max(4, height - EVENTS - 5)
     pace, means = header(board, rate)
-    lines = table(board, room)
-    texts = [
-        Text.assemble(("keepstep ", "bold"), pace, no_wrap=True),
-        Text(f"         {means}", style="" if board.coordinator_up else "bold red", no_wrap=True),
-        *_aligned([Line(HEADER, "dim"), *lines]),
-        Text(""),
+    lines = [
+        (f"keepstep {pace}", "bold"),
+        (f"         {means}", "" if board.coordinator_up else "bold red"),
+        *_aligned([Line(HEADER, "dim"), *table(board, room)]),
+        ("", ""),
     ]
-    below = max(2, height - len(texts) - 2)
-    texts += _wrapped(events, width, min(below, 2 * EVENTS))
-    for text in texts:
-        text.truncate(max(1, width - 1), overflow="ellipsis")
-    return Group(*texts)
+    below = max(2, height - len(lines) - 2)
+    lines += [(text, "") for text in wrapped(events, width, min(below, 2 * EVENTS))]
+    return Picture([(_cut(text, width - 1), style) for text, style in lines])
 
 
-def _aligned(lines: Sequence[Line]) -> list[Text]:
+def _cut(text: str, width: int) -> str:
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 1)) + "…"
+
+
+def _aligned(lines: Sequence[Line]) -> list[tuple[str, str]]:
     widths = [
         max(least, *(len(line.cells[place]) for line in lines))
         for place, least in enumerate(LEAST_WIDTHS)
@@ -215,19 +219,40 @@ def _aligned(lines: Sequence[Line]) -> list[Text]:
             cell.rjust(width) if name in _RIGHT else cell.ljust(width)
             for cell, width, name in zip(line.cells, widths, HEADER, strict=True)
         ]
-        texts.append(Text("  ".join(cells), style=line.style, no_wrap=True))
+        texts.append(("  ".join(cells), line.style))
     return texts
 
 
-def _wrapped(events: Sequence[str], width: int, room: int) -> list[Text]:
+def wrapped(events: Sequence[str], width: int, room: int) -> list[str]:
     """Return the newest events that fit, long ones on several lines."""
     lines: list[str] = []
     for event in reversed(events[-EVENTS:]):
-        block = textwrap.wrap(event, max(20, width - 1), subsequent_indent=" " * 9) or [""]
+        block = _block(event, width)
         if lines and len(lines) + len(block) > room:
             break
-        lines = block + lines
-    return [Text(line, no_wrap=True) for line in lines[:room]]
+        lines = [*block, *lines]
+    return lines[:room]
+
+
+@functools.lru_cache(maxsize=4 * EVENTS)  # the same few lines in every picture
+def _block(event: str, width: int) -> tuple[str, ...]:
+    return tuple(textwrap.wrap(event, max(20, width - 1), subsequent_indent=" " * 9)) or ("",)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Lines with a style each. A renderable of its own: rich's Text costs twice the time."""
+
+    lines: list[tuple[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style in self.lines:
+            yield Segment(text, console.get_style(style) if style else None)
+            yield Segment.line()
+
+    def __str__(self) -> str:
+        """Return the lines without styles."""
+        return "\n".join(text.rstrip() for text, _ in self.lines)
 
 
 @dataclass(slots=True)
@@ -313,15 +338,14 @@ class LiveView:
                 while not self._over.wait(INTERVAL):
                     self._paint_once(live)
             self._print_above(self._terminal.take(everything=True))
-            self._print_above("".join(f"{line}\n" for line in self._lines))
+            self._print_above(self._leave_lines(0, self._console.width))
         self._terminal.drop()
 
     def _paint_once(self, live: Live) -> None:
         width, height = self._console.size
         self._terminal.resize(width, height)
         above = self._terminal.take()
-        while len(self._lines) > EVENTS:
-            above += f"{self._lines.popleft()}\n"
+        above += self._leave_lines(EVENTS, width)
         board = self._board
         if board is not None:
             rate = self._rate.add(time.monotonic(), board.committed)
@@ -331,6 +355,13 @@ class LiveView:
             self._print_above(above)  # this draws the view again as well
         else:
             live.refresh()
+
+    def _leave_lines(self, kept: int, width: int) -> str:
+        """Return the lines that leave the view for good."""
+        left: list[str] = []
+        while len(self._lines) > kept:
+            left += _block(self._lines.popleft(), width)
+        return "".join(f"{line}\n" for line in left)
 
     def _print_above(self, text: str) -> None:
         if text:

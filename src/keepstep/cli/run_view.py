@@ -351,6 +351,9 @@ class Narrator:
     _in_fault: bool = False  # a fault was told and the job is not in step again
     _named: set[int] = field(default_factory=set)  # workers whose fencing was explained
     _lost: set[str] = field(default_factory=set)  # agents reported as lost
+    _known: set[int] = field(
+        default_factory=set
+    )  # workers once ready: a new coordinator hears again
     _over: bool = False
 
     def tell(self, fact: Fact) -> str | None:
@@ -365,7 +368,8 @@ class Narrator:
 
     def _adds_something(self, event: str, fact: Fact) -> bool:
         if event == "worker_ready":
-            return fact.get("generation", 0) > 0 and fact.get("rank") is None and not self._over
+            started = fact.get("generation", 0) > 0 and not self._over
+            return started and fact.get("rank") is None and fact.get("worker") not in self._known
         if event == "halt":
             return not self._in_fault
         if event == "live":
@@ -382,8 +386,11 @@ class Narrator:
         if event in ("stall", "straggler", "step_failed", "replicas_differ", "form_failed", "halt"):
             self._in_fault = True
             self._named |= {fact.get("worker", -1), *fact.get("outvoted", ())}
-        elif event == "worker_exited" and fact.get("rank") is not None:
-            self._in_fault = True
+        elif event == "worker_exited":
+            self._in_fault |= fact.get("rank") is not None
+            self._known.add(fact.get("worker", -1))
+        elif event == "worker_ready":
+            self._known.add(fact.get("worker", -1))
         elif event == "agent_lost_contact":
             self._lost.add(fact.get("agent", ""))
         elif event in ("agent_back", "agent_gone"):

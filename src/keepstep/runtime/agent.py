@@ -104,7 +104,7 @@ class Agent:
         self._fired: set[int] = set()
         self._lease_until = self._connected = 0.0
         self._last_beat = self._last_news = 0.0
-        self.rows: dict[int, p.Progress] = {}  # of the last look at each living worker
+        self.rows: dict[int, p.Progress] = {}  # of the last look at each worker
         self.overview: tuple[float, p.Overview] | None = None  # when it came, and what it says
         self._away_since: float | None = None  # no contact with the coordinator
         config.vault.mkdir(parents=True, exist_ok=True)
@@ -423,7 +423,7 @@ class Agent:
             await asyncio.sleep(self.times.poll)
             now = time.monotonic()
             rows = [self.read_progress(worker) for worker in self.workers.values() if worker.alive]
-            self.rows = {row.wid: row for row in rows}
+            self.rows.update((row.wid, row) for row in rows)
             suspicious = any(
                 row.age >= self.times.patience and row.wid in self.members for row in rows
             )
@@ -448,7 +448,7 @@ class Agent:
             # A cable that is plugged in again must not revive this connection: the coordinator
             # counts us as gone, we have to introduce ourselves anew.
             self._channel.abort()
-            self._channel = None
+            self._channel, self._away_since = None, self._away_since or now
 
     def read_progress(self, worker: WorkerProcess) -> p.Progress:
         """Return what the worker's record and the kernel say about it."""

@@ -1098,7 +1098,7 @@ class Membership:
             "final_digest": self.final_digest,
             "agents": [dataclasses.asdict(agent) for agent in self.agents.values()],
             "workers": [
-                [w.wid, w.agent, w.first_rank, w.gone, w.known, w.fencing, w.proven]
+                [w.wid, w.agent, w.launched, w.first_rank, w.gone, w.known, w.fencing, w.proven]
                 for w in self.workers.values()
             ],
             "snapshots": self.snapshots.to_record(),
@@ -1130,11 +1130,11 @@ class Membership:
         found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
         for entry in record["agents"]:
             found.agents[entry["name"]] = Agent(**{**entry, "connected": False, "heard": now})
-        for wid, agent, rank, gone, known, fencing, proven in record["workers"]:
+        for wid, agent, launched, rank, gone, known, fencing, proven in record["workers"]:
             found.workers[wid] = Worker(
                 wid,
                 agent,
-                now,
+                launched,
                 first_rank=rank,
                 gone=gone,
                 known=known,
