@@ -7,6 +7,7 @@ torchrun --nproc-per-node 3 jobs/bytelm.py --steps 120 --seed 0
 from __future__ import annotations
 
 import argparse
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,9 @@ def main() -> None:
     parser.add_argument("--log-every", type=int, default=20)
     options = parser.parse_args()
 
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
     job = keepstep.join()
+    torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
     size = Size()
     corpus = read_corpus()
