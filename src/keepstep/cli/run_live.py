@@ -292,7 +292,8 @@ class LiveView:
         self._terminal = WorkerTerminal(stream)
         self.output = (self._terminal.slave if own_stdout else None, self._terminal.slave)
         self._board: Board | None = None
-        self._lines: deque[str] = deque()
+        self._lines: deque[str] = deque(maxlen=EVENTS)  # below the table
+        self._unlogged: deque[str] = deque()  # not above the view yet
         self._rate = Rate()
         self._over = threading.Event()
         self._painter = threading.Thread(target=self._paint, name="keepstep-view", daemon=True)
@@ -302,6 +303,7 @@ class LiveView:
         line = self._narrator.tell(fact)
         if line is not None:
             self._lines.append(line)
+            self._unlogged.append(line)
 
     async def follow(self, session: Session) -> RunResult:
         """Run ``session`` under the view and return its result."""
@@ -326,26 +328,30 @@ class LiveView:
             await asyncio.sleep(INTERVAL)
 
     def _paint(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone: the job goes on
-            live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
+        live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        try:
             with live:
                 while not self._over.wait(INTERVAL):
                     self._paint_once(live)
+            self._print_above(self._log(self._console.width))
             self._print_above(self._terminal.take(everything=True))
-            self._print_above(self._leave_lines(0, self._console.width))
-        self._terminal.drop()
+        except (OSError, ValueError):
+            pass  # the terminal is gone: the job goes on
+        finally:
+            self._terminal.drop()  # whatever happened here, no worker may wait for it
 
     def _paint_once(self, live: Live) -> None:
         width, height = self._console.size
         self._terminal.resize(width, height)
         above = self._terminal.take()
-        above += self._leave_lines(EVENTS, width)
+        if above or len(self._unlogged) > EVENTS:
+            above = self._log(width) + above
         board = self._board
         if board is not None:
             rate = self._rate.add(time.monotonic(), board.committed)
@@ -356,12 +362,16 @@ class LiveView:
         else:
             live.refresh()
 
-    def _leave_lines(self, kept: int, width: int) -> str:
-        """Return the lines that leave the view for good."""
-        left: list[str] = []
-        while len(self._lines) > kept:
-            left += _block(self._lines.popleft(), width)
-        return "".join(f"{line}\n" for line in left)
+    def _log(self, width: int) -> str:
+        """Return the events since the last call.
+
+        They go above the view when output of the workers does, so that what stays on the screen is
+        in the order of time, and not before, so that a quiet job does not show them twice.
+        """
+        log: list[str] = []
+        while self._unlogged:
+            log += _block(self._unlogged.popleft(), width)
+        return "".join(f"{line}\n" for line in log)
 
     def _print_above(self, text: str) -> None:
         if text:

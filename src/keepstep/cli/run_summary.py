@@ -126,7 +126,7 @@ def _proven(summary: dict[str, Any]) -> str:
         samples = f"{count(lost, 'sample')} lost, {repeated} repeated"
     sha = summary.get("state_sha256")
     if sha:
-        return f"{samples}; all replicas agree on the final state, sha256 {sha[:12]}"
+        return f"{samples}; the replicas agree on the final state (sha256 {sha[:12]})"
     return f"{samples}; no final state was agreed on"
 
 

@@ -235,10 +235,11 @@ def name_waits(rows: Sequence[Row]) -> list[Row]:
     worth = WORTH_NAMING if all(row.local for row in members) else WORTH_NAMING_REMOTE
     found = []
     for row in rows:
-        if row.rank is None or row.condition is not Condition.COLLECTIVE or row.age < worth:
-            found.append(row)
-            continue
-        missing = [*lost, *(other for other in active if _is_behind(other, row))]
+        missing: list[Row] = []
+        if row.rank is not None and row.condition in _ACTIVE and row.age >= worth:
+            missing = [other for other in active if _is_behind(other, row)]
+            if row.condition is Condition.COLLECTIVE:
+                missing += lost
         ranks = sorted(other.rank for other in missing if other.rank is not None)
         found.append(replace(row, waits_for=tuple(ranks)))
     return found
@@ -247,4 +248,6 @@ def name_waits(rows: Sequence[Row]) -> list[Row]:
 def _is_behind(other: Row, waiting: Row) -> bool:
     if other.generation != waiting.generation or other.sequence > waiting.sequence:
         return False
-    return other.sequence < waiting.sequence or other.condition is not Condition.COLLECTIVE
+    if other.sequence < waiting.sequence:
+        return True  # also when it is in a collective that keepstep does not see, as in DDP
+    return waiting.condition is Condition.COLLECTIVE and other.condition is not Condition.COLLECTIVE

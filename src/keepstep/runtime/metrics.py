@@ -156,17 +156,18 @@ class MetricsServer:
             with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
                 async with asyncio.timeout(PATIENCE):
                     await self._answer(reader, writer)
+        except asyncio.CancelledError:
+            pass  # the loop ends; asyncio 3.11 would print a traceback for every open connection
         finally:
             self._clients -= 1
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._clients > MAX_CLIENTS:
-            writer.write(_response("503 Service Unavailable", b"too many clients\n"))
-            return
         request = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = request.split(b"\r\n", 1)[0].split(b" ", 2)
-        if path.split(b"?")[0] != b"/metrics":
+        if self._clients > MAX_CLIENTS:
+            writer.write(_response("503 Service Unavailable", b"too many clients\n"))
+        elif path.split(b"?")[0] != b"/metrics":
             writer.write(_response("404 Not Found", b"the metrics are at /metrics\n"))
         elif method not in (b"GET", b"HEAD"):
             writer.write(_response("405 Method Not Allowed", b"GET /metrics\n"))
