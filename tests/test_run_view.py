@@ -279,6 +279,11 @@ TOLD: list[tuple[Fact, str]] = [
         "the coordinator (pid 99) was killed by SIGKILL; training goes on while another one starts",
     ),
     (
+        {"event": "job_joined", **AGENT, "coordinator": "10.0.0.1:29400"},
+        "joined the job of the coordinator at 10.0.0.1:29400; what happens is told on the host "
+        "that was started first",
+    ),
+    (
         {"event": "metrics", "url": "http://127.0.0.1:9464/metrics"},
         "metrics for Prometheus: http://127.0.0.1:9464/metrics",
     ),
@@ -641,6 +646,12 @@ def test_a_run_without_faults_and_one_without_a_summary() -> None:
     assert "unknown" in render_summary({**SUMMARY, "recoveries": [unnamed] * 60}, 0, "")
 
 
+def test_a_fault_that_did_not_happen_is_not_passed_over() -> None:
+    fired = {**SUMMARY, "injections_fired": [0]}
+    assert "never happened: stop@9:2\n" in render_summary(fired, 0, "", ["kill@20:1", "stop@9:2"])
+    assert "never happened" not in render_summary(fired, 0, "", ["kill@20:1"])
+
+
 def test_columns_of_numbers_lean_right() -> None:
     assert table(("a", "name"), [("10", "x"), ("never", "yy")]) == [
         "      a  name",
@@ -673,6 +684,22 @@ def test_a_pipe_gets_lines(script: Path) -> None:
     assert "\x1b" not in ended.stderr
 
 
+def left_on_screen(text: str) -> list[str]:
+    """What a tall terminal shows in the end: knows line feeds, cursor up and erase line."""
+    lines, place = [""], 0
+    for part in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
+        if part == "\n":
+            place += 1
+            lines += [""] * (place == len(lines))
+        elif part == "\x1b[2K":
+            lines[place] = ""
+        elif re.fullmatch(r"\x1b\[\d+A", part):
+            place -= int(part[2:-1])
+        elif part != "\r" and not part.startswith("\x1b"):
+            lines[place] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
 def test_a_terminal_keeps_output_lines_and_table_but_not_the_view(script: Path) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
@@ -686,8 +713,9 @@ def test_a_terminal_keeps_output_lines_and_table_but_not_the_view(script: Path) 
         pass
     os.close(master)
     assert process.wait(60) == 1
-    screen = text.decode()
-    assert "hello from the script" in screen
-    assert "giving up" in screen.rpartition("\x1b[2K")[2], "the lines stay when the view goes"
-    assert "keepstep: next: " in screen
-    assert screen.rpartition("\x1b[?25")[2].startswith("h"), "the cursor is visible again"
+    lines = left_on_screen(text.decode())
+    assert "hello from the script" in lines
+    assert len([line for line in lines if "giving up" in line]) == 1
+    assert lines[-1].startswith("keepstep: next: ")
+    assert not [line for line in lines if line.startswith(("keepstep starting", "rank  worker"))]
+    assert text.rpartition(b"\x1b[?25")[2].startswith(b"h"), "the cursor is visible again"

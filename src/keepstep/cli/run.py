@@ -107,7 +107,8 @@ def run(
         raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
     if summary is not None and result.summary is not None:
         write_whole(summary, json.dumps(result.summary, indent=2) + "\n")
-    sys.stderr.write(render_summary(result.summary, result.exit_code, result.why))
+    planned = [str(injection) for injection in request.injections]
+    sys.stderr.write(render_summary(result.summary, result.exit_code, result.why, planned))
     raise typer.Exit(result.exit_code)
 
 

@@ -39,8 +39,10 @@ NEXT = {
 }
 
 
-def render_summary(summary: dict[str, Any] | None, exit_code: int, why: str) -> str:
-    """Return the closing lines of a run."""
+def render_summary(
+    summary: dict[str, Any] | None, exit_code: int, why: str, planned: Sequence[str] = ()
+) -> str:
+    """Return the closing lines of a run. ``planned``: the faults to inject, in order."""
     if summary is None:
         return f"keepstep: ended with exit code {exit_code}{f': {why}' if why else ''}\n"
     failed = exit_code != 0 or summary["outcome"] != "completed"
@@ -49,6 +51,10 @@ def render_summary(summary: dict[str, Any] | None, exit_code: int, why: str) -> 
     if reason:
         lines.append(f"keepstep: {'why' if failed else 'note'}: {reason}")
     lines += _faults(summary)
+    fired = summary.get("injections_fired", ())
+    missed = [spec for index, spec in enumerate(planned) if index not in fired]
+    if missed:
+        lines.append(f"keepstep: planned but never happened: {', '.join(missed)}")
     lines.append(f"keepstep: proven: {_proven(summary)}")
     if failed:
         lines.append(f"keepstep: next: {_next(summary, exit_code)}")

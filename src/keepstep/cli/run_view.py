@@ -280,6 +280,13 @@ def _coordinator_exited(fact: Fact) -> str:
     )
 
 
+def _job_joined(fact: Fact) -> str:
+    return (
+        f"joined the job of the coordinator at {fact['coordinator']}; what happens is told on the "
+        "host that was started first"
+    )
+
+
 def _metrics(fact: Fact) -> str:
     return f"metrics for Prometheus: {fact['url']}"
 
@@ -302,6 +309,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "form_failed": _form_failed,
     "growing": _growing,
     "halt": _halt,
+    "job_joined": _job_joined,
     "live": _live,
     "member_formed": _member_formed,
     "metrics": _metrics,
@@ -380,7 +388,7 @@ class Narrator:
             return fact.get("agent") in self._lost
         if event == "agent_gone":
             return "goodbye" not in fact.get("why", "")
-        return not (event == "coordinator_away" and self.owns_coordinator)
+        return not (event in ("coordinator_away", "job_joined") and self.owns_coordinator)
 
     def _note(self, event: str, fact: Fact) -> None:
         if event in ("stall", "straggler", "step_failed", "replicas_differ", "form_failed", "halt"):

@@ -177,6 +177,9 @@ class Agent:
         self._tell("coordinator_away", lease_s=round(self.lease_left, 3))
 
     def _note_back(self) -> None:
+        if not self._store:
+            host, port = self.config.coordinator
+            self._tell("job_joined", coordinator=f"{host}:{port}")
         if self._away_since is not None:
             after = time.monotonic() - self._away_since
             self._away_since = None
@@ -388,7 +391,7 @@ class Agent:
             joined="Joined" in worker.standing,
         )
         worker.standing["Exited"] = worker.exited
-        if self._finishing:
+        if self._finishing and not worker.fenced:
             self._final_codes[worker.wid] = code
         self._send(worker.exited)
 
