@@ -136,7 +136,11 @@ def main() -> None:
         if job.rank == 0 and n % options.log_every == 0:
             print(f"step {n} loss {loss.item():.4f}", flush=True)
 
-    job.train(step, state, steps=options.steps)
+    def warm_up() -> None:
+        text = torch.zeros((1, size.context), dtype=torch.long, device=job.device)
+        model(text).sum().backward()
+
+    job.train(step, state, steps=options.steps, warm_up=warm_up)
 
 
 if __name__ == "__main__":

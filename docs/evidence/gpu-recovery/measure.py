@@ -27,11 +27,11 @@ DOUBLE = ["kill@30:1", "kill@30:2"]
 def run_once(faults: list[str], spares: int, extra: list[str]) -> dict[str, Any]:
     """Return the summary of one run, with its exit code and the tail of its output."""
     with tempfile.TemporaryDirectory() as folder:
-        summary = Path(folder) / "summary.json"
+        summary, events = Path(folder) / "summary.json", Path(folder) / "events.jsonl"
         command = [
             sys.executable, "-c", "from keepstep.cli.main import main; main()",
             "run", "--backend", "nccl", "--workers", "3", "--spares", str(spares),
-            "--summary", str(summary), *extra,
+            "--summary", str(summary), "--events", str(events), *extra,
             *(part for fault in faults for part in ("--inject", fault)),
             "jobs/bytelm.py", "--steps", str(STEPS),
         ]  # fmt: skip
@@ -46,8 +46,32 @@ def run_once(faults: list[str], spares: int, extra: list[str]) -> dict[str, Any]
             "exit_code": done.returncode,
             "wall_s": round(time.monotonic() - began, 1),
             "summary": facts,
+            "timeline": timeline(events),
             "output_tail": tail if done.returncode else "",
         }
+
+
+def timeline(events: Path) -> list[dict[str, Any]]:
+    """Return what happened from the first fault on, times in seconds after it."""
+    facts = [json.loads(line) for line in events.read_text().splitlines()]
+    start = next((f["time"] for f in facts if f["event"] == "fault_injected"), None)
+    if start is None:
+        return []
+    wanted = {
+        "fault_injected",
+        "worker_exited",
+        "stall",
+        "halt",
+        "form",
+        "member_formed",
+        "resumed",
+    }
+    keys = ("event", "rank", "reconfigure_s", "state_s")
+    return [
+        {"at_s": round(f["time"] - start, 3), **{k: f[k] for k in keys if k in f}}
+        for f in facts
+        if f["event"] in wanted and f["time"] >= start
+    ]
 
 
 def environment() -> dict[str, Any]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d as c10d
 
+_WARM_UP_UUID = 1 << 40  # generations count from 1; every communicator needs a number of its own
 OPERATION_TIMEOUT = timedelta(minutes=30)  # torch's own default for NCCL; halts never wait for it
 
 
@@ -27,6 +29,7 @@ class SubGroup:
 
     ranks: list[int]
     process_group: Any
+    active: bool = False  # this process is a member in the present generation
 
 
 @dataclass(slots=True)
@@ -79,6 +82,19 @@ class Groups:
         self._reconfigure_subgroups(uuid, timeout)
         self._note_sockets(before)
 
+    def warm_up(self, timeout: float) -> None:
+        """Do what the first communicator of a process costs, alone, before it is needed.
+
+        A newcomer's own start-up (NCCL's bootstrap and kernels, gloo's device) would otherwise be
+        part of every recovery.
+        """
+        alone = _WARM_UP_UUID + self.wid
+        dist._reconfigure(
+            uuid=alone, handles=[self.handle()], timeout=timedelta(seconds=timeout)
+        ).wait()
+        dist.all_reduce(torch.ones(1, device=self.device))
+        self.check()
+
     def _reconfigure_subgroups(self, uuid: int, timeout: float) -> None:
         rank = dist.get_rank()
         for number, group in enumerate(self._subgroups):
@@ -89,7 +105,8 @@ class Groups:
             c10d._world.pg_group_ranks[group.process_group] = {
                 each: place for place, each in enumerate(ranks)
             }
-            if rank in ranks:
+            group.active = rank in ranks
+            if group.active:
                 dist._reconfigure(
                     uuid=uuid * 1000 + number,
                     handles=[handles[each] for each in ranks],
@@ -105,19 +122,18 @@ class Groups:
         between survivors and newcomers, and the call would hang.
         """
         name = c10d.GroupName(f"keepstep-{len(self._subgroups)}")
-        group, store = c10d._new_process_group_helper(
-            max(len(ranks), self.wid + 1),
-            self.wid,
-            list(range(max(len(ranks), self.wid + 1))) if self.wid in ranks else [self.wid],
-            c10d.Backend(self.backend),
-            self.store,
-            group_name=name,
-            timeout=OPERATION_TIMEOUT,
-            device_id=self.device if self.device.type == "cuda" else None,
-            group_desc=name,
-            enable_reconfigure=True,
-        )
-        del store
+        with _unbound(dist.group.WORLD):
+            group, _ = c10d._new_process_group_helper(
+                self.wid + 1,
+                self.wid,
+                [dist.get_rank()],  # torch asks whether this process is a member: it may become one
+                c10d.Backend(self.backend),
+                self.store,
+                group_name=name,
+                timeout=OPERATION_TIMEOUT,
+                group_desc=name,
+                enable_reconfigure=True,
+            )
         c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
         self._subgroups.append(SubGroup(list(ranks), group))
         return group
@@ -128,6 +144,26 @@ class Groups:
         with contextlib.suppress(RuntimeError):  # in the middle of a change of members
             return int(world._get_sequence_number_for_group())
         return 0
+
+    def check(self) -> None:
+        """Wait for the GPU and raise if a collective in what it did has failed.
+
+        On a GPU a collective returns before it has run. When a peer is lost it ends with garbage in
+        the tensor and nothing is raised, so nobody may change the model before this has passed.
+
+        Raises:
+            DistBackendError: a communicator is broken.
+        """
+        if self.device.type != "cuda":
+            return
+        torch.cuda.current_stream(self.device).synchronize()
+        for group in [dist.group.WORLD, *(each.process_group for each in self._active_subgroups())]:
+            error = group._get_backend(self.device).get_error()
+            if error != ErrorType.SUCCESS:
+                raise dist.DistBackendError(f"a collective failed on the GPU: {error}")
+
+    def _active_subgroups(self) -> list[SubGroup]:
+        return [group for group in self._subgroups if group.active]
 
     def unblock(self) -> None:
         """Make every collective in progress fail at once. Called from another thread.
@@ -140,8 +176,7 @@ class Groups:
         if self.backend == "gloo":
             self._shut_sockets()
             return
-        groups = [dist.group.WORLD, *(group.process_group for group in self._subgroups)]
-        for group in groups:
+        for group in [dist.group.WORLD, *(each.process_group for each in self._active_subgroups())]:
             with contextlib.suppress(RuntimeError):
                 group._get_backend(self.device).abort()
 
@@ -185,6 +220,21 @@ def _peer_port(descriptor: int) -> int | None:
             return int(connection.getpeername()[1])
         except OSError:
             return None
+
+
+@contextlib.contextmanager
+def _unbound(world: Any) -> Iterator[None]:
+    """Hide the device that the default group is bound to.
+
+    With it torch 2.15.0 makes a new group by splitting the default communicator, which does not
+    exist before the first generation.
+    """
+    bound = world.bound_device_id
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 class GradientAverager:

@@ -141,10 +141,8 @@ class Job:
             yield
             return
         self._supervision.enter_collective()
-        try:
-            yield
-        finally:
-            self._supervision.leave_collective()
+        yield
+        self._supervision.leave_collective()
 
     def note_entry(self) -> None:
         """Leave this rank's per-rank state with its agent, as ``collective`` does on entry."""
@@ -195,12 +193,22 @@ class Job:
 
     # --- the loop -----------------------------------------------------------------------------
 
-    def train(self, step: Step, state: State, steps: int) -> None:
+    def train(
+        self,
+        step: Step,
+        state: State,
+        steps: int,
+        warm_up: Callable[[], None] | None = None,
+    ) -> None:
         """Run ``step(0)`` to ``step(steps - 1)`` so that each takes effect exactly once.
 
         A step may be repeated: when it raises, or when a rank is lost during it. It must change
         nothing but what ``state`` names. Returns when every rank has committed the last step; a
         spare that was never needed ends its process here.
+
+        ``warm_up`` is called once in every process, before it gets its rank: one forward and
+        backward on made-up data, without communication, saves a replacement the cost of its first
+        step. It must leave the replicated state as it is.
 
         Raises:
             ValueError: ``steps`` is negative.
@@ -211,7 +219,7 @@ class Job:
         if self._supervision is None:
             self._train_unsupervised(step, state, steps)
         else:
-            self._supervision.train(step, state, steps, self._begin_generation)
+            self._supervision.train(step, state, steps, self._begin_generation, warm_up)
 
     def _begin_generation(self) -> None:
         for wrapped in self._parallel:

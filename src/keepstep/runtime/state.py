@@ -171,6 +171,7 @@ class State:
     _versions: list[int] = field(default_factory=list, init=False, repr=False)
     _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
     _others_seen: str = field(default="", init=False, repr=False)
+    guard: Callable[[], None] | None = field(default=None, init=False, repr=False)
     _optimizer_began: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -193,6 +194,9 @@ class State:
                 self._others[name] = item
 
     def _optimizer_begins(self, *_: Any) -> None:
+        """Run before every optimizer step: ``guard`` raises if the gradients are not to be used."""
+        if self.guard is not None:
+            self.guard()
         self._optimizer_began = True
 
     def mark_clean(self) -> None:

@@ -33,6 +33,8 @@ from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, digest_of
 from keepstep.runtime.transfer import ByteServer, client
 
+WARM_UP_LIMIT = 60.0  # seconds for the first communicator of a spare
+
 
 class HaltedError(Exception):
     """An order to leave the generation arrived while the worker waited for something else."""
@@ -116,8 +118,21 @@ class Supervision:
 
     def leave_collective(self) -> None:
         """Publish that it goes on by itself."""
+        self._check()
         self._waited += time.monotonic() - self._collective_began
         self.progress.enter(Phase.STEP)
+
+    def _check(self) -> None:
+        """Raise if what the collectives of this step returned must not be used.
+
+        Raises:
+            DistBackendError: a collective failed on the GPU.
+            HaltedError: the generation is being left; an aborted collective returns garbage.
+        """
+        self.groups.check()
+        halt = self._link.halt
+        if halt is not None and halt.generation > self.generation and halt.at_step is None:
+            raise HaltedError
 
     def _be_slow(self) -> None:
         """Carry out ``slow``: stretch the time that this rank has spent on the step so far."""
@@ -140,10 +155,17 @@ class Supervision:
     _state: State | None = None
 
     def train(
-        self, step: Callable[[int], None], state: State, steps: int, begin: Callable[[], None]
+        self,
+        step: Callable[[int], None],
+        state: State,
+        steps: int,
+        begin: Callable[[], None],
+        warm_up: Callable[[], None] | None,
     ) -> None:
         """Run the steps; ``begin`` is called at the start of every generation."""
         self._state, self._step, self._steps, self._begin = state, step, steps, begin
+        self._warm_up(warm_up)
+        state.guard = self._check
         state.mark_clean()
         encoded = state.encode_replicated()
         self.progress.enter(Phase.WAITING)
@@ -166,6 +188,26 @@ class Supervision:
             self.progress.enter(Phase.LEFT)
             if self.generation == 0:
                 sys.exit(0)  # a spare that was never needed
+
+    def _warm_up(self, own: Callable[[], None] | None) -> None:
+        """Make this process ready for its first step; leave no trace in its state."""
+        assert self._state is not None
+        if int(os.environ["RANK"]) >= self.config.world_size:
+            self.groups.warm_up(WARM_UP_LIMIT)
+        if own is None:
+            return
+        rank_state = self._state.capture_rank()
+        before = digest_of(self._state.encode_replicated().manifest())
+        own()
+        if digest_of(self._state.encode_replicated().manifest()) != before:
+            raise ValueError(
+                "train(warm_up=...) changed the replicated state; it may run a forward and a "
+                "backward, but no optimizer step and nothing that updates buffers"
+            )
+        for item in self._state.replicated.values():
+            if isinstance(item, torch.nn.Module):
+                item.zero_grad(set_to_none=True)
+        self._state.restore_rank(rank_state)
 
     def _run_generation(self) -> None:
         try:
@@ -205,6 +247,7 @@ class Supervision:
 
     def _commit(self, count: int, began: int) -> None:
         assert self._state is not None
+        self._check()
         self.progress.enter(Phase.COMMIT)
         record = self._capture_record()
         self._records.write(count, is_commit=True, data=record)
