@@ -1,0 +1,745 @@
+"""Faults of every kind in a simulated job: what is decided, and that the job goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.membership import CRASH_LOOP, START_FAILURES, Membership, Phase
+from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
+
+
+def completed(sim: SimulatedJob) -> SimulatedJob:
+    """Let the job run to its end and return it; it must have done every step."""
+    sim.until_over()
+    assert sim.abort is None, sim.abort
+    assert sim.job.outcome == "completed"
+    assert sim.job.final_digest == f"init:{sim.steps}"
+    return sim
+
+
+def aborted(sim: SimulatedJob) -> p.Abort:
+    """Let the job run to its failure and return why."""
+    sim.until_over()
+    assert sim.abort is not None
+    assert sim.job.phase is Phase.ENDED
+    assert (sim.job.outcome, sim.job.exit_code) == ("failed", sim.abort.code)
+    return sim.abort
+
+
+def fault_names(sim: SimulatedJob) -> list[tuple[str, str]]:
+    return [(entry.fault, entry.action) for entry in sim.job.recoveries.entries]
+
+
+def orders(sim: SimulatedJob, kind: type[p.Message]) -> list[p.Message]:
+    return [message for _, message in sim.sent if isinstance(message, kind)]
+
+
+# --- a lost member --------------------------------------------------------------------------------
+
+
+def test_a_killed_member_is_replaced_by_the_spare_in_its_place_on_the_same_step() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.kill(1)
+    completed(sim)
+    first, second = sim.forms
+    assert (first.members, second.members) == ([0, 1, 2], [0, 3, 2])
+    assert (second.source, second.start_step, second.receivers) == ("live", 5, [3])
+    assert [wid for wid, _ in second.donors] == [0, 2]
+    assert second.rank_state == {"1": ["host0:1", "rank/1/5"]}
+    assert fault_names(sim) == [("kill", "replace")]
+
+
+def test_the_job_goes_on_from_the_most_advanced_survivor() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.commit(sim.worker(2))
+    sim.worker(0).entry = sim.worker(1).entry = 6
+    sim.kill(1)
+    completed(sim)
+    assert (sim.forms[1].start_step, sim.forms[1].receivers) == (6, [0, 3])
+    assert sim.forms[1].rank_state == {
+        "0": ["host0:1", "rank/0/6"],
+        "1": ["host0:1", "rank/1/6"],
+    }
+
+
+def test_a_lost_member_that_left_too_little_sends_all_back_to_the_snapshot() -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.until_step(7)
+    sim.commit(sim.worker(2))
+    sim.worker(0).entry = 8
+    sim.kill(1)
+    completed(sim)
+    second = sim.forms[1]
+    assert (second.source, second.start_step, second.receivers) == ("snapshot", 4, [0, 3, 2])
+    assert second.rank_state["1"] == ["host0:1", "snapshot/4/rank/1"]
+    assert sim.job.recoveries.entries[0].lost_steps == 4
+
+
+def test_a_new_spare_is_started_for_the_one_that_got_a_rank() -> None:
+    sim = one_host(workers=2, spares=1, steps=60)
+    for step, victim in ((5, 0), (15, 1), (25, 2)):
+        sim.until_step(step)
+        sim.kill(victim)
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1], [2, 1], [2, 3], [4, 3]]
+
+
+def test_two_members_lost_at_once_are_one_change() -> None:
+    sim = one_host(workers=4, spares=2)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.kill(2)
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1, 2, 3], [0, 4, 5, 3]]
+    assert sim.job.recoveries.count == 2
+
+
+def test_two_members_lost_with_one_spare_wait_for_the_starting_process() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.kill(2)
+    completed(sim)
+    assert len(sim.forms) == 2
+    assert sim.forms[1].members[1:] == [3, 4]
+
+
+def test_all_members_lost_at_once_go_back_to_the_snapshot() -> None:
+    sim = one_host(workers=2, spares=2, snapshots_every=4)
+    sim.until_step(6)
+    sim.kill(0)
+    sim.kill(1)
+    completed(sim)
+    assert (sim.forms[1].source, sim.forms[1].start_step) == ("snapshot", 4)
+
+
+def test_a_hung_member_is_named_fenced_and_replaced() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.worker(1).hung = True
+    completed(sim)
+    assert [m.wid for m in orders(sim, p.Fence) if isinstance(m, p.Fence)] == [1]
+    assert fault_names(sim) == [("hang", "replace")]
+    assert sim.forms[1].members == [0, 3, 2]
+
+
+def test_a_survivor_that_does_not_leave_its_step_is_fenced_as_well() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.worker(2).hung = True
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 4]
+    assert ("hang", "replace") in fault_names(sim)
+
+
+def test_broken_connections_without_a_lost_process_are_a_retry_with_the_same_members() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    for worker in sim.members:
+        sim.fail_step(worker, "collective", dirty=False)
+    completed(sim)
+    assert fault_names(sim) == [("network", "retry")]
+    assert [form.members for form in sim.forms] == [[0, 1], [0, 1]]
+
+
+def test_a_lost_spare_is_noted_and_started_again_while_the_job_goes_on() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.kill(2)
+    completed(sim)
+    assert len(sim.forms) == 1
+    assert sim.job.recoveries.spares_lost == 1
+    assert 3 in sim.job.workers
+
+
+# --- during a change ------------------------------------------------------------------------------
+
+
+def forming(sim: SimulatedJob, held: set[int]) -> SimulatedJob:
+    """Have ``held`` not get through the second forming."""
+    sim.until_step(5)
+    sim.held = held
+    sim.kill(1)
+    sim.until_phase(Phase.FORMING)
+    sim.rounds(2)
+    assert sim.job.phase is Phase.FORMING
+    sim.held = set()
+    return sim
+
+
+def test_a_member_lost_during_forming_is_replaced_too() -> None:
+    sim = forming(one_host(workers=3, spares=2), held={0})
+    sim.kill(2)
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 4]
+    assert sim.forms[-1].start_step == 5
+
+
+def test_a_spare_lost_during_forming_costs_no_step() -> None:
+    # FAILS: owners are taken from the places when the second change begins, so the lost rank's
+    # record is looked for at the spare that never had it; all go back to the snapshot of step 0.
+    sim = forming(one_host(workers=3, spares=2), held={3})
+    sim.kill(3)
+    completed(sim)
+    assert sim.forms[-1].members == [0, 4, 2]
+    assert (sim.forms[-1].source, sim.forms[-1].start_step) == ("live", 5)
+    assert sim.forms[-1].rank_state["1"] == ["host0:1", "rank/1/5"]
+
+
+def test_a_spare_lost_during_forming_is_replaced() -> None:
+    sim = forming(one_host(workers=3, spares=2), held={3})
+    sim.kill(3)
+    completed(sim)
+    assert sim.forms[-1].members == [0, 4, 2]
+
+
+def test_a_member_that_does_not_enter_in_time_is_fenced_and_replaced() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.worker(2).doing = "training"
+    sim.held = {2}
+    sim.until_phase(Phase.FORMING)
+    sim.until(lambda: not sim.worker(2).alive, limit=1000)
+    sim.held = set()
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 4]
+
+
+def test_a_member_lost_while_others_leave_their_step_is_part_of_the_same_change() -> None:
+    sim = one_host(workers=4, spares=2)
+    sim.until_step(5)
+    sim.worker(3).hung = True  # keeps the change open
+    sim.kill(1)
+    sim.until_phase(Phase.HALTING)
+    sim.kill(2)
+    sim.rounds(1)
+    assert sim.job.phase is Phase.HALTING
+    completed(sim)
+    assert len(sim.forms) == 2
+    assert sorted(sim.forms[1].members) == [0, 4, 5, 6]
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_member_lost_while_the_first_generation_forms_is_replaced(seeded: bool) -> None:
+    # FAILS: the job ends. With equal initial states: "the per-rank state of a lost rank is not
+    # known for step 0"; with different ones: "2 replicas of step 0 differ". Nothing was trained.
+    sim = one_host(workers=3, spares=1, seeded=seeded)
+    sim.held = {0, 1, 2}
+    sim.until_phase(Phase.FORMING)
+    sim.rounds(2)
+    sim.kill(2)
+    sim.held = set()
+    sim.until_over()
+    assert sim.abort is None, sim.abort
+    assert sim.job.final_digest == ("init:20" if seeded else "init0:20")
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_member_that_is_lost_before_the_first_generation_does_not_hang_the_job(
+    ready: bool,
+) -> None:
+    # FAILS: a worker that dies while the job gathers keeps its place. If it was ready, it becomes
+    # a member although it is known to be gone; if not, the job waits for it forever.
+    sim = one_host(workers=2, spares=1, starting_allowed=False)
+    if ready:
+        sim.worker(0).ready = True
+        sim.say("host0", p.Joined(wid=0, torch="2.15.0"))
+        sim.say(
+            "host0", p.Ready(wid=0, handle="h0", steps=20, digest="init:0", address="host0:5000")
+        )
+    sim.kill(0)
+    sim.pump()
+    sim.starting_allowed = True
+    sim.until_over()
+    assert sim.job.phase in (Phase.FINISHING, Phase.ENDED)
+
+
+def test_a_host_lost_before_the_first_generation_does_not_hang_the_job() -> None:
+    # FAILS for the same reason: the places of its workers are never given to others.
+    sim = several_hosts(hosts=2, workers=1, spares=1, starting_allowed=False)
+    sim.lose_host("host1")
+    sim.until(lambda: "host1" not in sim.job.agents)
+    sim.starting_allowed = True
+    sim.bring_back("host1")
+    sim.until_over()
+    assert sim.job.phase in (Phase.FINISHING, Phase.ENDED)
+
+
+# --- what to do without a spare -------------------------------------------------------------------
+
+
+def test_without_a_spare_a_shrinking_job_goes_on_smaller_and_grows_again() -> None:
+    sim = one_host(workers=3, spares=0, steps=60, settings={"on_loss": "shrink"})
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(1)
+    sim.until_step(10)
+    assert sim.forms[-1].members == [0, 2]
+    sim.starting_allowed = True
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1, 2], [0, 2], [0, 3, 2]]
+    assert fault_names(sim) == [("kill", "shrink")]
+    assert sim.forms[2].receivers == [3]
+    assert sim.forms[2].start_step > sim.forms[1].start_step
+    assert sim.job.recoveries.entries[0].full is not None
+
+
+def test_a_growing_job_repeats_no_step() -> None:
+    sim = one_host(workers=3, spares=0, steps=60, settings={"on_loss": "shrink"})
+    sim.until_step(5)
+    sim.kill(1)
+    completed(sim)
+    growth = next(event for event in sim.events if event["event"] == "growing")
+    assert growth["ready"] == [3]
+    assert sim.forms[2].source == "live"
+    assert len([e for e in sim.events if e["event"] == "form" and e["lost_steps"]]) == 0
+
+
+def test_a_loss_while_growth_is_planned_is_a_change_at_once() -> None:
+    sim = one_host(workers=3, spares=0, steps=80, settings={"on_loss": "shrink"})
+    sim.until_step(5)
+    sim.kill(1)
+    sim.until(lambda: any(event["event"] == "growing" for event in sim.events))
+    assert sim.job.phase is Phase.HALTING
+    sim.kill(2)
+    completed(sim)
+    assert len(sim.forms[-1].members) == 3
+
+
+def test_a_job_does_not_grow_right_before_its_end() -> None:
+    sim = one_host(workers=3, spares=0, steps=12, settings={"on_loss": "shrink"})
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(1)
+    sim.until_step(11)
+    sim.starting_allowed = True
+    completed(sim)
+    assert len(sim.forms[-1].members) == 2
+
+
+def test_replace_waits_for_a_starting_process() -> None:
+    sim = one_host(workers=2, spares=0)
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(1)
+    sim.rounds(50)
+    assert sim.job.phase is Phase.HALTING
+    assert [e["event"] for e in sim.events].count("waiting_for_spare") == 1
+    sim.starting_allowed = True
+    completed(sim)
+
+
+def test_replace_does_not_wait_forever_for_a_starting_process() -> None:
+    sim = one_host(workers=2, spares=0)
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(1)
+    sim.until(lambda: sim.abort is not None, limit=3500)
+    assert aborted(sim).code == 1
+
+
+def test_replace_without_any_starting_process_ends_the_job() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=0)
+    sim.until_step(5)
+    sim.lose_host("host1")
+    abort = aborted(sim)
+    assert abort.code == 1
+    assert "--spares" in abort.why
+
+
+def test_wait_waits_for_a_host_to_come_back() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=0, settings={"on_loss": "wait"})
+    sim.until_step(5)
+    sim.lose_host("host1")
+    sim.rounds(100)
+    assert sim.job.phase is Phase.HALTING
+    sim.bring_back("host1")
+    completed(sim)
+    assert sim.forms[-1].members == [0, 2]
+
+
+# --- steps that raise -----------------------------------------------------------------------------
+
+
+def test_a_step_that_raises_is_repeated_with_the_same_members() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.raising = {5: False}
+    sim.until(lambda: sim.job.recoveries.count == 1)
+    sim.raising = {}
+    completed(sim)
+    assert fault_names(sim) == [("raise", "retry")]
+    assert [form.members for form in sim.forms] == [[0, 1], [0, 1]]
+    assert sim.forms[1].start_step == 5
+
+
+def test_a_step_that_raises_twice_on_one_rank_costs_it_its_place() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.raising, sim.raised_on = {5: False}, {1}
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1], [0, 1], [0, 2]]
+
+
+def test_the_book_says_that_a_rank_was_replaced_after_a_retry() -> None:
+    # FAILS: the first entry is still open when the step raises again, so nothing is entered and
+    # the summary says "retry" about a rank that was replaced.
+    sim = one_host(workers=2, spares=1)
+    sim.raising, sim.raised_on = {5: False}, {1}
+    completed(sim)
+    assert ("raise", "replace") in fault_names(sim)
+
+
+@pytest.mark.parametrize(("origin", "fault"), [("device", "device"), ("memory", "oom")])
+def test_a_broken_device_costs_the_rank_its_place_at_once(origin: str, fault: str) -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.fail_step(sim.worker(1), origin, dirty=True)
+    completed(sim)
+    assert fault_names(sim) == [(fault, "replace")]
+    assert sim.forms[-1].members == [0, 2]
+
+
+def test_a_step_that_fails_with_every_generation_ends_the_job() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.raising = {5: False}
+    abort = aborted(sim)
+    assert abort.code == 1
+    assert "step 5 failed" in abort.why
+    assert len(sim.forms) <= CRASH_LOOP + 2
+
+
+def test_a_process_that_dies_in_every_generation_at_one_step_ends_the_job() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    for _ in range(CRASH_LOOP + 2):
+        if sim.abort is not None:
+            break
+        sim.kill(sim.members[0].wid)
+        sim.held = {w.wid for w in sim.all_workers}
+        sim.until(lambda: sim.abort is not None or sim.job.phase is Phase.FORMING)
+        sim.held = set()
+        sim.form_round()
+        sim.pump()
+    assert aborted(sim).code == 1
+
+
+def test_a_step_that_always_fails_after_the_state_changed_ends_the_job() -> None:
+    # FAILS: every recovery goes back to a snapshot, and the count of failures is looked up for the
+    # snapshot's step instead of the step that fails: the job repeats it forever.
+    sim = one_host(workers=2, spares=1, snapshots_every=4)
+    sim.until_step(5)
+    sim.raising, sim.raised_on = {6: True}, set(range(1000))
+    for _ in range(3000):
+        if sim.abort is not None or len(sim.forms) > 20:
+            break
+        sim.round()
+    assert sim.abort is not None, f"{len(sim.forms)} generations and no end"
+
+
+def test_a_generation_that_can_never_be_formed_ends_the_job() -> None:
+    # FAILS: a failed attempt to form is repeated at once and without limit; the failures are
+    # counted only while the job is live.
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.held = set(range(1000))
+    sim.kill(1)
+    for _ in range(60):
+        sim.until(lambda: sim.abort is not None or sim.job.phase is Phase.FORMING)
+        if sim.abort is not None:
+            break
+        for worker in sim.members:
+            if worker.form is not None:
+                sim.fail_forming(worker, "CorruptStateError: no donor has the agreed state")
+        sim.pump()
+    assert sim.abort is not None, f"{len(sim.forms)} generations and no end"
+
+
+def test_more_recoveries_than_allowed_end_the_job() -> None:
+    sim = one_host(workers=2, spares=1, settings={"max_recoveries": 1})
+    sim.until_step(5)
+    sim.kill(1)
+    sim.until_step(10)
+    sim.kill(0)
+    abort = aborted(sim)
+    assert abort.code == 1
+    assert "--max-recoveries" in abort.why
+
+
+# --- scripts that do not work ---------------------------------------------------------------------
+
+
+def test_a_script_that_never_joins_ends_the_job_as_a_usage_error() -> None:
+    sim = one_host(workers=2, spares=1, starting_allowed=False)
+    for _ in range(5):
+        for worker in sim.all_workers:
+            sim.kill(worker.wid, "exit", 0)
+        sim.round()
+    abort = aborted(sim)
+    assert abort.code == 2
+    assert "keepstep.join()" in abort.why
+
+
+def test_a_script_that_dies_before_it_trains_ends_the_job() -> None:
+    sim = one_host(workers=2, spares=1, starting_allowed=False)
+    for _ in range(5):
+        for worker in sim.all_workers:
+            sim.kill(worker.wid, "exit", 1)
+        sim.round()
+    abort = aborted(sim)
+    assert abort.code == 1
+    assert "exit code 1" in abort.why
+
+
+def test_spares_that_cannot_start_end_the_job_after_some_in_a_row() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(2)  # a ready spare
+    for number in range(START_FAILURES):
+        assert sim.abort is None
+        sim.round()
+        sim.kill(3 + number, "exit", 1)
+    assert aborted(sim).code == 1
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def test_workers_of_a_silent_host_are_replaced_after_its_lease() -> None:
+    sim = several_hosts(hosts=3, workers=1, spares=1, steps=80)
+    sim.until_step(5)
+    lost_at = sim.now
+    sim.lose_host("host1")
+    sim.until(lambda: len(sim.forms) == 2)
+    assert sim.now - lost_at > sim.job.times.lease
+    assert sim.forms[1].members[1] in (1, 5)
+    assert sim.forms[1].rank_state["1"] == ["host2:1", "rank/2/5"]
+    completed(sim)
+    assert ("partition", "replace") in fault_names(sim)
+
+
+def test_a_host_that_is_back_within_its_lease_loses_nothing() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    sim.agents["host1"].connected = False
+    sim.job.on_disconnect("host1", sim.now)
+    sim.rounds(3)
+    sim.hello("host1")
+    completed(sim)
+    assert len(sim.forms) == 1
+    assert sim.job.recoveries.count == 0
+
+
+def test_a_host_that_misses_the_halt_and_comes_back_takes_part() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    sim.agents["host1"].connected = False
+    sim.job.on_disconnect("host1", sim.now)
+    sim.kill(0)
+    sim.rounds(3)
+    assert sim.job.phase is Phase.HALTING
+    sim.hello("host1")
+    completed(sim)
+    assert sim.forms[-1].members == [1, 2]
+
+
+def test_a_host_that_misses_the_end_is_told_when_it_comes_back() -> None:
+    # FAILS: a Hello in FINISHING or ENDED is welcomed and told nothing; its workers wait, and are
+    # killed after the coordinator lingered.
+    sim = several_hosts(hosts=2, workers=1, spares=0, steps=8)
+
+    def lose_contact(message: p.Message) -> bool:
+        if isinstance(message, p.Finish):
+            sim.agents["host1"].connected = False
+        return False
+
+    sim.interrupt = lose_contact
+    sim.until_over()
+    sim.job.on_disconnect("host1", sim.now)
+    sim.hello("host1")
+    assert not any(worker.alive for worker in sim.agents["host1"].running.values())
+
+
+def test_one_agent_more_than_allowed_is_sent_away() -> None:
+    sim = one_host()
+    hello = p.Hello(
+        agent="more", host="more", sent=0.0, address="more:1", workers=2, spares=0, wids=[]
+    )
+    sim.job.on_hello(hello, sim.now)
+    ((to, message),) = sim.job.outbox
+    assert (to, type(message)) == ("more", p.Abort)
+
+
+def test_the_record_of_a_lost_host_is_asked_of_its_mirror() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    assert sim.forms[0].mirrors == {"host1": ["host0:1", [0]], "host0": ["host1:1", [2]]}
+    sim.lose_host("host1")
+    completed(sim)
+    assert [m.wids for m in orders(sim, p.Recall) if isinstance(m, p.Recall)] == [[2, 3]]
+
+
+# --- replicas that differ -------------------------------------------------------------------------
+
+
+def test_the_job_is_complete_only_when_all_are_done() -> None:
+    sim = one_host(workers=2, spares=0, steps=8)
+    sim.until_step(7)
+    sim.commit(sim.worker(0))
+    sim.pump()
+    assert sim.job.phase is Phase.LIVE
+    assert not sim.finished
+    sim.commit(sim.worker(1))
+    sim.pump()
+    assert sim.finished
+
+
+def test_a_minority_that_differs_at_the_end_is_replaced_and_all_go_back_to_the_snapshot() -> None:
+    sim = one_host(workers=3, spares=1, steps=20, snapshots_every=6)
+    sim.until_step(19)
+    sim.worker(1).base = "flipped"
+    completed(sim)
+    assert sim.forms[1].members == [0, 3, 2]
+    assert (sim.forms[1].source, sim.forms[1].start_step) == ("snapshot", 18)
+    assert fault_names(sim) == [("corrupt", "replace")]
+
+
+def test_two_that_differ_at_the_end_go_back_to_the_snapshot_and_nobody_is_accused() -> None:
+    sim = one_host(workers=2, spares=1, steps=20, snapshots_every=6)
+    sim.until_step(19)
+    sim.worker(1).base = "flipped"
+    completed(sim)
+    assert sim.forms[1].members == [0, 1]
+    assert (sim.forms[1].source, sim.forms[1].start_step) == ("snapshot", 18)
+    assert fault_names(sim) == [("corrupt", "retry")]
+
+
+@pytest.mark.parametrize("corrupt", [0, 1, 2])
+def test_a_minority_that_differs_in_a_snapshot_is_replaced_whoever_reports_first(
+    corrupt: int,
+) -> None:
+    # FAILS for 0 and 1: judged as soon as two reports differ, before the third that would make a
+    # majority, so nobody is named and the broken memory stays in the job.
+    sim = one_host(workers=3, spares=1, steps=20, snapshots_every=6)
+    sim.until_step(11)
+    sim.worker(corrupt).base = "flipped"
+    completed(sim)
+    assert fault_names(sim) == [("corrupt", "replace")]
+    assert corrupt not in sim.forms[-1].members
+    assert sim.forms[-1].start_step == 6
+
+
+def test_a_difference_that_shows_during_a_recovery_costs_no_healthy_spare() -> None:
+    # FAILS: the spare got its place before the difference was seen; it was never asked to propose,
+    # and the change waits for its proposal until it is fenced as hung.
+    sim = one_host(workers=4, spares=2, snapshots_every=4)
+    sim.until_step(6)
+    sim.worker(3).base = "flipped"
+    sim.kill(0)
+    completed(sim)
+    assert sim.forms[-1].members == [4, 1, 2, 5]
+    assert [m.wid for m in orders(sim, p.Fence) if isinstance(m, p.Fence)] == [3]
+
+
+# --- stragglers -----------------------------------------------------------------------------------
+
+
+def slow_down(sim: SimulatedJob, wid: int) -> None:
+    """From now on agents read that this worker makes the others wait."""
+    plain: Callable[..., list[object]] = sim.progress
+
+    def slowed(worker: object) -> list[object]:
+        row = plain(worker)
+        row[-1] = 0.09 if row[0] == wid else 0.01
+        return row
+
+    sim.progress = slowed  # type: ignore[method-assign]
+
+
+def test_a_straggler_is_swapped_at_a_step_boundary_without_repeating_a_step() -> None:
+    sim = one_host(workers=3, spares=1, steps=200)
+    slow_down(sim, 1)
+    sim.until(lambda: len(sim.forms) == 2)
+    assert sim.forms[1].members == [0, 3, 2]
+    assert (sim.forms[1].source, sim.forms[1].receivers) == ("live", [3])
+    assert sim.forms[1].rank_state["1"] == ["host0:1", f"rank/1/{sim.forms[1].start_step}"]
+    completed(sim)
+    assert fault_names(sim) == [("slow", "replace")]
+
+
+def test_a_straggler_stays_when_there_is_no_spare_or_little_left_to_do() -> None:
+    for sim in (one_host(workers=3, spares=0, steps=60), one_host(workers=3, spares=1, steps=20)):
+        slow_down(sim, 1)
+        completed(sim)
+        assert len(sim.forms) == 1
+
+
+def test_a_straggler_that_dies_on_its_way_out_is_replaced_once() -> None:
+    sim = one_host(workers=3, spares=1, steps=200)
+    slow_down(sim, 1)
+    sim.until_phase(Phase.HALTING)
+    sim.kill(1)
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1, 2], [0, 3, 2]]
+    assert sim.job.recoveries.count == 1
+
+
+# --- messages that should not come ----------------------------------------------------------------
+
+
+def test_messages_of_unknown_agents_and_workers_change_nothing() -> None:
+    sim = one_host()
+    sim.until_step(5)
+    before = sim.job.to_record()
+    sim.job.on_message(
+        "nobody",
+        p.Exited(wid=0, fault="kill", code=-9, committed=5, entry=5, ago=0.0, joined=True),
+        sim.now,
+    )
+    sim.job.on_message("host0", p.Joined(wid=99, torch=""), sim.now)
+    after = sim.job.to_record()
+    assert {**after, "agents": 0} == {**before, "agents": 0}
+
+
+def test_an_exit_that_is_told_twice_counts_once() -> None:
+    sim = one_host(workers=2, spares=2)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.pump()
+    told = sim.worker(1).standing["Exited"]
+    launched = len(sim.job.workers)
+    sim.job.on_message("host0", told, sim.now)
+    assert len(sim.job.workers) == launched
+    completed(sim)
+
+
+def test_what_an_old_generation_says_late_is_not_taken_for_the_new_one() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.until_step(8)
+    for late in (
+        p.Formed(wid=0, generation=1, step=0),
+        p.Done(wid=0, generation=1, committed=20, digest="x", handle="h0.2"),
+        p.StepFailed(wid=0, generation=1, step=5, error="", origin="step"),
+        p.FormFailed(wid=0, generation=1, error="", handle="h0.2"),
+        p.Resumed(wid=0, generation=1, committed=1, ago=0.0),
+    ):
+        sim.job.on_message("host0", late, sim.now)
+    assert sim.job.phase is Phase.LIVE
+    completed(sim)
+    assert len(sim.forms) == 2
+
+
+def test_a_fresh_job_waits_for_agents() -> None:
+    sim = several_hosts(hosts=2)
+    job = Membership(settings=sim.settings, store="store:1")
+    job.tick(1e6)
+    assert job.phase is Phase.GATHERING
+    assert job.outbox == []

@@ -1,0 +1,257 @@
+"""A coordinator that dies at any moment: the next one takes up the job and it goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.membership import Membership, Phase
+from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
+
+
+def completed(sim: SimulatedJob) -> SimulatedJob:
+    sim.until_over()
+    assert sim.abort is None, sim.abort
+    assert sim.job.outcome == "completed"
+    assert sim.job.final_digest == f"init:{sim.steps}"
+    return sim
+
+
+def die_before_sending(sim: SimulatedJob, kind: type[p.Message], *, after: int = 0) -> None:
+    """Have the coordinator die once, after the journal and before the order is sent."""
+    seen = 0
+
+    def interrupt(message: p.Message) -> bool:
+        nonlocal seen
+        if isinstance(message, kind):
+            seen += 1
+            if seen == after + 1:
+                sim.crash_coordinator()
+                return True
+        return False
+
+    sim.interrupt = interrupt
+
+
+def test_a_journal_is_json_and_gives_an_equal_job() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1, snapshots_every=4)
+    sim.until_step(6)
+    sim.kill(0)
+    sim.until_step(9)
+    record = json.loads(json.dumps(sim.job.to_record()))
+    again = Membership.from_record(record, sim.now).to_record()
+    again["recoveries"]["coordinator_restarts"] -= 1
+    for agent in [*record["agents"], *again["agents"]]:
+        del agent["connected"], agent["heard"]
+    assert json.loads(json.dumps(again)) == record
+
+
+@pytest.mark.parametrize("step", [1, 5, 19])
+def test_training_goes_on_while_the_coordinator_is_away(step: int) -> None:
+    sim = one_host()
+    sim.until_step(step)
+    sim.crash_coordinator()
+    before = sim.worker(0).committed
+    sim.rounds(1)
+    assert sim.worker(0).committed == before + 1
+    sim.restart_coordinator()
+    completed(sim)
+    assert len(sim.forms) == 1
+    assert sim.job.recoveries.coordinator_restarts == 1
+
+
+def test_a_restart_while_the_job_gathers() -> None:
+    sim = one_host(starting_allowed=False)
+    sim.restart_coordinator()
+    sim.starting_allowed = True
+    completed(sim)
+    assert [form.members for form in sim.forms] == [[0, 1]]
+
+
+def test_a_restart_while_survivors_leave_their_step() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.worker(2).hung = True  # keeps the change open
+    sim.kill(1)
+    sim.rounds(2)
+    assert sim.job.phase is Phase.HALTING
+    sim.restart_coordinator()
+    completed(sim)
+    assert len(sim.forms) == 2
+    assert sim.forms[1].start_step == 5
+
+
+def test_a_restart_while_a_generation_forms() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.held = {2}
+    sim.kill(1)
+    sim.until_phase(Phase.FORMING)
+    sim.rounds(2)
+    sim.restart_coordinator()
+    sim.held = set()
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 2]
+    assert sim.forms[-1].start_step >= 5
+
+
+def test_a_restart_while_the_first_generation_forms() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.held = {0, 1, 2}
+    sim.until_phase(Phase.FORMING)
+    sim.rounds(1)
+    sim.restart_coordinator()
+    sim.held = set()
+    completed(sim)
+
+
+def test_a_restart_while_the_first_generation_forms_from_different_states() -> None:
+    # FAILS: the second attempt compares proposals of step 0, finds that they differ and ends the
+    # job; the first one would have given the state of rank 0 to all.
+    sim = one_host(workers=3, spares=1, seeded=False)
+    sim.held = {0, 1, 2}
+    sim.until_phase(Phase.FORMING)
+    sim.rounds(1)
+    sim.restart_coordinator()
+    sim.held = set()
+    sim.until_over()
+    assert sim.abort is None, sim.abort
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("kind", [p.Halt, p.Form, p.Launch, p.Fence])
+def test_an_order_that_was_decided_and_not_sent_is_carried_out_after_the_restart(
+    kind: type[p.Message], after: int
+) -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.until_step(5)
+    die_before_sending(sim, kind, after=after)
+    sim.worker(1).hung = True
+    sim.until(lambda: not sim.coordinator_up or sim.finished)
+    if not sim.coordinator_up:
+        sim.rounds(2)
+        sim.restart_coordinator()
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 2]
+
+
+def test_an_exit_that_was_not_heard_is_told_again() -> None:
+    sim = one_host(workers=3, spares=1)
+    sim.until_step(5)
+    sim.crash_coordinator()
+    sim.kill(1)
+    sim.rounds(2)
+    sim.restart_coordinator()
+    completed(sim)
+    assert sim.forms[-1].members == [0, 3, 2]
+    assert [entry.fault for entry in sim.job.recoveries.entries] == ["kill"]
+
+
+def test_a_job_that_ended_its_steps_while_the_coordinator_was_away_finishes() -> None:
+    sim = one_host(steps=8)
+    sim.until_step(5)
+    sim.crash_coordinator()
+    sim.rounds(10)
+    assert all(worker.doing == "done" for worker in sim.members)
+    sim.restart_coordinator()
+    completed(sim)
+
+
+def test_a_finish_that_was_decided_and_not_sent_is_sent_after_the_restart() -> None:
+    # FAILS: a Hello in phase FINISHING is not answered with Finish: scripts never leave
+    # Job.train and are killed after the coordinator lingered, and the run counts as passed.
+    sim = one_host(steps=8)
+    die_before_sending(sim, p.Finish)
+    sim.until(lambda: not sim.coordinator_up)
+    sim.restart_coordinator()
+    sim.rounds(5)
+    assert sim.finished
+
+
+def test_an_abort_that_was_decided_and_not_sent_is_sent_after_the_restart() -> None:
+    # FAILS: a Hello in phase ENDED is not answered with Abort: the agent never learns that the job
+    # failed, and ends with exit code 0 when the summary comes.
+    sim = one_host(settings={"max_recoveries": 0})
+    sim.until_step(5)
+    die_before_sending(sim, p.Abort)
+    sim.kill(1)
+    sim.until(lambda: not sim.coordinator_up)
+    sim.restart_coordinator()
+    sim.rounds(5)
+    assert sim.abort is not None
+    assert sim.abort.code == 1
+
+
+def test_a_recovery_that_ended_while_the_coordinator_was_away_is_closed() -> None:
+    # FAILS: Resumed is not among what an agent repeats, so the entry stays open, and the time of
+    # the next recovery is added to it.
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.held = {0, 2}
+    sim.kill(1)
+    sim.until_phase(Phase.FORMING)
+    sim.crash_coordinator()
+    sim.held = set()
+    sim.rounds(2)
+    sim.restart_coordinator()
+    completed(sim)
+    assert sim.job.recoveries.entries[0].resumed is not None
+
+
+def test_the_mirror_of_a_lost_host_is_remembered() -> None:
+    # FAILS: Worker.keeper is not in the journal, so the newcomer is told to fetch the record from
+    # the address "" and can never form.
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(1)  # host0's spare, so that the change has to wait
+    sim.lose_host("host1")
+    sim.until(lambda: any(e["event"] == "waiting_for_spare" for e in sim.events))
+    sim.kill(4, "exit", 1)  # a process that was starting: something new for the journal
+    sim.rounds(1)
+    sim.restart_coordinator()
+    sim.starting_allowed = True
+    completed(sim)
+    assert sim.forms[-1].rank_state["1"][0] == "host0:1"
+
+
+def test_a_shrinking_job_that_has_a_spare_does_not_shrink_because_of_a_restart() -> None:
+    # FAILS: the proposals of members are repeated before the spare's Ready, and the place is given
+    # up at once.
+    sim = one_host(workers=3, spares=1, settings={"on_loss": "shrink"})
+    sim.until_step(5)
+    sim.worker(2).hung = True  # keeps the change open
+    sim.kill(1)
+    sim.rounds(2)
+    sim.worker(2).hung = False
+    assert sim.worker(2).doing == "training"
+    sim.crash_coordinator()
+    sim.halt(sim.worker(2), p.Halt(generation=2, wids=[2]))
+    sim.restart_coordinator()
+    completed(sim)
+    assert sim.forms[1].members == [0, 3, 2]
+
+
+def test_a_silent_agent_gets_a_full_lease_from_the_new_coordinator() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    sim.lose_host("host1")
+    sim.rounds(10)
+    sim.restart_coordinator()
+    sim.rounds(int(sim.job.times.lease / 0.1) - 2)
+    assert "host1" in sim.job.agents
+    sim.rounds(10)
+    assert "host1" not in sim.job.agents
+
+
+def test_restarts_all_the_time_cost_nothing() -> None:
+    sim = several_hosts(hosts=2, workers=2, spares=1, steps=40)
+    for _ in range(200):
+        if sim.finished:
+            break
+        sim.rounds(1)
+        sim.restart_coordinator()
+    completed(sim)
+    assert sim.job.recoveries.count == 0
