@@ -144,17 +144,12 @@ def test_a_member_that_others_still_wait_for_is_named_even_if_it_is_the_only_one
 
 
 def test_victims_outside_a_marked_collective_are_not_named_while_one_behind_them_moves() -> None:
-    # FAILS: the rule "outside a collective while others are inside" is applied although the counts
-    # differ. DistributedDataParallel waits in phase STEP: two healthy ranks are named (and fenced)
-    # because a third, slow one is behind and has just entered another bucket's collective.
     slow = progress(1, phase=Phase.STEP, sequence=37, age=PATIENCE / 2)
     victims = [progress(wid, phase=Phase.STEP, age=1.1 * PATIENCE) for wid in (0, 2)]
     assert named([victims[0], slow, victims[1]]) == []
 
 
 def test_one_behind_is_not_named_while_another_is_further_behind_and_moves() -> None:
-    # FAILS: only those that stall are compared, so the one in the middle is named; it waits for
-    # the one that is further behind and not over its patience yet.
     slow = progress(1, phase=Phase.STEP, sequence=37, age=PATIENCE / 2)
     middle = progress(2, sequence=38, age=1.1 * PATIENCE)
     assert named([waiting(0), slow, middle]) == []

@@ -74,7 +74,6 @@ def test_what_cannot_be_carried_out_is_refused_with_what_is_wanted(spec: str, wo
 
 @pytest.mark.parametrize("spec", ["slow@3:1=1.2.3", "slow@3:1=.", "kill@3:²"])
 def test_a_number_that_is_none_is_refused_in_our_words(spec: str) -> None:
-    # FAILS: the pattern lets it pass; the message is Python's ("could not convert string ...").
     with pytest.raises(ValueError, match=re.escape(f"--inject {spec}")):
         parse([spec], WORLD)
 

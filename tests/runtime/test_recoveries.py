@@ -96,14 +96,31 @@ def test_what_healed_last_is_told_with_the_replacements() -> None:
     assert facts == {"since_s": 3.0, "lost_steps": 0, "replaced": [[2, 9]]}
 
 
-def test_only_losses_that_are_still_to_be_replaced_change_their_action() -> None:
+def test_only_the_open_losses_of_these_workers_change_their_action() -> None:
     book = Recoveries()
     begin(book, 1, 100.0)
     book.on_resumed(101.0, full=True)
+    begin(book, 1, 102.0)
     begin(book, 2, 102.0)
-    book.begin(wid=3, rank=3, fault="raise", action="retry", step=7, since=102.0, now=102.0)
-    book.set_action("shrink")
-    assert [entry.action for entry in book.entries] == ["replace", "shrink", "retry"]
+    book.set_action("shrink", {1, None})
+    assert [entry.action for entry in book.entries] == ["replace", "shrink", "replace"]
+
+
+def test_a_retry_that_became_a_replacement_is_one_recovery() -> None:
+    book = Recoveries()
+    for action in ("retry", "replace", "retry"):
+        book.begin(wid=3, rank=3, fault="raise", action=action, step=7, since=1.0, now=2.0)
+    assert [entry.action for entry in book.entries] == ["replace"]
+
+
+def test_the_book_is_open_until_the_job_goes_on() -> None:
+    book = Recoveries()
+    found = [book.open]
+    begin(book, 1, 100.0)
+    found.append(book.open)
+    book.on_resumed(101.0, full=False)
+    found.append(book.open)
+    assert found == [False, True, False]
 
 
 def test_an_unnamed_corruption_is_entered_once_until_the_job_goes_on() -> None:

@@ -80,5 +80,4 @@ def test_a_contradiction_is_told_with_the_option_that_mends_it(
 
 @pytest.mark.parametrize("asked", [float("nan"), float("inf")])
 def test_a_patience_that_is_no_number_of_seconds_is_refused(asked: float) -> None:
-    # FAILS: nan < 0.2 is false, and an infinite patience finds no stall (and breaks the lease).
     assert contradiction(replace(GOOD, patience=asked)) is not None

@@ -105,6 +105,33 @@ def decide(
     )
 
 
+def from_first(
+    members: Sequence[int], digests: Mapping[int, str], owners: Mapping[int, int] | None = None
+) -> Decision:
+    """Return the start of a job: everybody takes the state of rank 0, where theirs differs.
+
+    Args:
+        members: the worker of each rank.
+        digests: worker -> digest of what it built.
+        owners: rank -> worker that was to have the rank and left its initial per-rank state.
+    """
+    agreed = digests[members[0]]
+    same = tuple(wid for wid in members if digests[wid] == agreed)
+    sources = {
+        rank: RankSource(wid=owner, count=0)
+        for rank, owner in (owners or {}).items()
+        if owner != members[rank]
+    }
+    return Decision(
+        source="live",
+        start_step=0,
+        digest=agreed,
+        donors=same,
+        receivers=tuple(wid for wid in members if wid not in same),
+        rank_sources=sources,
+    )
+
+
 def outliers(digests: Mapping[int, str]) -> tuple[int, ...] | None:
     """Return None if all digests are equal, else the workers that a strict majority contradicts."""
     counts = Counter(digests.values())

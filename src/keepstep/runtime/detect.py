@@ -73,10 +73,9 @@ def _certain(member: Progress, patience: float) -> Suspicion | None:
 def _late(active: Sequence[Progress], stalled: Sequence[Progress]) -> list[Progress]:
     """Return the stalled members that the others wait for."""
     furthest = max(member.sequence for member in active)
-    behind = [member for member in stalled if member.sequence < furthest]
-    if behind:
-        fewest = min(member.sequence for member in behind)
-        return [member for member in behind if member.sequence == fewest]
+    fewest = min(member.sequence for member in active)
+    if fewest < furthest:  # who is last may still be moving: then nobody is late yet
+        return [member for member in stalled if member.sequence == fewest]
     outside = [member for member in stalled if member.phase != Phase.COLLECTIVE]
     return outside if len(outside) < len(active) else []
 

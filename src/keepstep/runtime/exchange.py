@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from keepstep.runtime.buffers import buffer_of
 from keepstep.runtime.protocol import AuthenticationError
-from keepstep.runtime.state import Encoded, buffer_of, decode, digest_of, empty_tensors
+from keepstep.runtime.state import Encoded, decode, digest_of, empty_tensors
 from keepstep.runtime.transfer import TransferError, client
 
 OPEN_WITHIN = 10.0  # seconds that a receiver's request waits for the donor to reach the same point
@@ -226,6 +227,9 @@ def parse_payload(data: bytearray, digest: str) -> Any:
     manifest = json.loads(manifest_bytes)
     tensors = empty_tensors(manifest)
     start = 8 + size
+    wanted = sum(buffer_of(tensor).nbytes for tensor in tensors)
+    if len(view) - start != wanted:
+        raise CorruptStateError(f"the snapshot holds {len(view) - start} bytes, wanted {wanted}")
     for tensor in tensors:
         buffer = buffer_of(tensor)
         buffer[:] = view[start : start + buffer.nbytes]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from keepstep.runtime.buffers import buffer_of
+
 _WORDS = 625  # state of the Mersenne Twister: 624 words and a position
 
 
@@ -18,14 +20,14 @@ def capture() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     found: dict[str, Any] = {
         "python": [version, _text(struct.pack(f"<{_WORDS}I", *words)), gauss],
-        "torch": _text(bytes(torch.get_rng_state().untyped_storage())),
+        "torch": _text(bytes(buffer_of(torch.get_rng_state()))),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         found["numpy"] = [name, _text(keys.tobytes()), int(position), int(has_gauss), float(cached)]
     if torch.cuda.is_initialized():
-        found["cuda"] = _text(bytes(torch.cuda.get_rng_state().untyped_storage()))
+        found["cuda"] = _text(bytes(buffer_of(torch.cuda.get_rng_state())))
     return found
 
 

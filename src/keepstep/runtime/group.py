@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d as c10d
 
-_WARM_UP_UUID = 1 << 40  # generations count from 1; every communicator needs a number of its own
 OPERATION_TIMEOUT = timedelta(minutes=30)  # torch's own default for NCCL; halts never wait for it
 
 
@@ -81,19 +80,6 @@ class Groups:
         c10d._world.pg_group_ranks[world] = {rank: rank for rank in range(len(handles))}
         self._reconfigure_subgroups(uuid, timeout)
         self._note_sockets(before)
-
-    def warm_up(self, timeout: float) -> None:
-        """Do what the first communicator of a process costs, alone, before it is needed.
-
-        A newcomer's own start-up (NCCL's bootstrap and kernels, gloo's device) would otherwise be
-        part of every recovery.
-        """
-        alone = _WARM_UP_UUID + self.wid
-        dist._reconfigure(
-            uuid=alone, handles=[self.handle()], timeout=timedelta(seconds=timeout)
-        ).wait()
-        dist.all_reduce(torch.ones(1, device=self.device))
-        self.check()
 
     def _reconfigure_subgroups(self, uuid: int, timeout: float) -> None:
         rank = dist.get_rank()

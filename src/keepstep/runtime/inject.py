@@ -26,7 +26,8 @@ KINDS = {
 }
 WITH_VALUE = {"exit", "slow", "oom"}
 _SPEC = re.compile(
-    r"(?P<kind>[a-z]+)@(?P<step>\d+|recovery):(?P<target>\w+)(=(?P<value>[\d.]+))?\Z"
+    r"(?P<kind>[a-z]+)@(?P<step>\d+|recovery):(?P<target>\w+)(=(?P<value>\d+(\.\d+)?))?\Z",
+    re.ASCII,
 )
 
 

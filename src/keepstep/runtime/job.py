@@ -116,7 +116,7 @@ class Job:
         positions = sampler.positions(step, self.rank, self.world_size)
         self._weight = len(positions) * self.world_size / sampler.global_batch
         if self._supervision is not None:
-            self._supervision.note_samples(step, positions)
+            self._supervision.note_samples(step, positions, sampler.global_batch)
         return sampler.share(step, self.rank, self.world_size)
 
     def average_gradients(self, *modules: torch.nn.Module) -> None:

@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.runtime import protocol as p
-from keepstep.runtime.decide import Decision, Holding, NoCommonStateError, decide, outliers
+from keepstep.runtime.decide import (
+    Decision,
+    Holding,
+    NoCommonStateError,
+    decide,
+    from_first,
+    outliers,
+)
 from keepstep.runtime.detect import StragglerWindow, Suspicion, find_stalls, worth_swapping
 from keepstep.runtime.recoveries import Recoveries
 from keepstep.runtime.settings import START_ALLOWANCE, Settings, Times
@@ -31,6 +38,7 @@ from keepstep.runtime.snapshots import SnapshotRegistry
 
 ALL = "*"  # recipient: every connected agent
 CRASH_LOOP = 3  # times that one step may fail after its generation was formed
+FORM_ATTEMPTS = 6  # attempts in a row to form a generation
 START_FAILURES = 3  # workers in a row that may die before they are ready
 PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank to explain it
 BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of the newest
@@ -127,6 +135,8 @@ class Membership:
     exit_code: int = 0
     why: str = ""
     final_digest: str = ""
+    lived: bool = False  # a generation was complete once: there is something to lose
+    form_failures: int = 0  # attempts to form in a row that came to nothing
     step_seconds: list[float] = field(default_factory=list)
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)
     recoveries: Recoveries = field(default_factory=Recoveries)
@@ -136,6 +146,7 @@ class Membership:
     agents_reported: set[str] = field(default_factory=set)
     born: float = 0.0
     form_began: float = 0.0
+    failing_step: int = 0
     _failed_since: float | None = None
     outbox: list[tuple[str, p.Message]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -240,9 +251,18 @@ class Membership:
             store=self.store,
         )
         self._send(hello.agent, welcome)
-        self._repeat(hello, now)
+        self._repeat(hello)
+        self._tell_end(hello.agent)
+        self._go_on()
         self._fill(agent, set(hello.wids))
         self.changed = True
+
+    def _tell_end(self, agent: str) -> None:
+        """Tell an agent that comes (back) late what the others were told."""
+        if self.phase is Phase.FINISHING:
+            self._send(agent, p.Finish())
+        elif self.phase is Phase.ENDED:
+            self._send(agent, p.Abort(why=self.why, code=self.exit_code))
 
     def _fill(self, agent: Agent, known: set[int]) -> None:
         """Have the agent start what it was told to start and did not hear, and what is missing."""
@@ -261,7 +281,7 @@ class Membership:
         if len(alive) < agent.slots:
             self._launch(agent.name, agent.slots - len(alive))
 
-    def _repeat(self, hello: p.Hello, now: float) -> None:
+    def _repeat(self, hello: p.Hello) -> None:
         """Take in what an agent knows of its workers after a loss of contact."""
         told = set()
         for body in hello.standing:
@@ -271,8 +291,8 @@ class Membership:
                 continue
             told.add(wid)
             self.next_wid = max(self.next_wid, wid + 1)
-            if not self.workers.setdefault(wid, Worker(wid, hello.agent, now)).gone:
-                self.on_message(hello.agent, message, now)
+            if not self.workers.setdefault(wid, Worker(wid, hello.agent, self.now)).gone:
+                self._take(hello.agent, message)
         for worker in self.workers.values():
             if worker.agent == hello.agent and not worker.gone and worker.fencing:
                 self._send(hello.agent, p.Fence(wid=worker.wid, why=worker.fencing))
@@ -310,11 +330,13 @@ class Membership:
         world_size = self.settings.world_size
         if self.generation:
             return [world_size + wid for wid in wids]
-        free = world_size - len(self.slots)
-        own = wids[: min(self.agents[agent].ranks, free)]
-        ranks = [len(self.slots) + place for place in range(len(own))]
-        self.slots += own
-        return ranks + [world_size + wid for wid in wids[len(own) :]]
+        mine = sum(wid is not None and self.workers[wid].agent == agent for wid in self.slots)
+        self.slots += [None] * (world_size - len(self.slots))
+        free = [place for place, wid in enumerate(self.slots) if wid is None]
+        ranks = free[: min(self.agents[agent].ranks - mine, len(wids))]
+        for place, wid in zip(ranks, wids, strict=False):
+            self.slots[place] = wid
+        return ranks + [world_size + wid for wid in wids[len(ranks) :]]
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -324,6 +346,10 @@ class Membership:
         if agent not in self.agents:
             return  # it counts as gone; it has to introduce itself anew
         self.agents[agent].heard = now
+        self._take(agent, message)
+        self._go_on()
+
+    def _take(self, agent: str, message: p.Message) -> None:
         if isinstance(message, p.Beat):
             self._on_beat(message)
             self._send(agent, p.Lease(sent=message.sent, patience=self.times.patience))
@@ -342,7 +368,6 @@ class Membership:
         elif isinstance(message, p.Report) and message.wid in self.workers:
             handler = getattr(self, f"_on_{type(message).__name__.lower()}")
             handler(self.workers[message.wid], message)
-        self._go_on()
 
     def _on_launched(self, worker: Worker, message: p.Launched) -> None:
         worker.pid = message.pid
@@ -399,9 +424,7 @@ class Membership:
         worker.proven = True
         if message.generation != self.generation:
             return
-        cost = self.recoveries.on_resumed(
-            self.now - message.ago, full=len(self.members) == self.settings.world_size
-        )
+        cost = self.recoveries.on_resumed(self.now - message.ago, full=self._is_full)
         if cost is not None:
             self.swap_cost = cost
             self.changed = True  # the book of faults must survive a restart of the coordinator
@@ -419,23 +442,22 @@ class Membership:
             return
         address = self.agents[worker.agent].address
         self.snapshots.note(message, address)
-        verdict = self.snapshots.judge(message.committed, self.members)
-        if verdict is not None and verdict != ():
-            self._event(
-                "replicas_differ",
-                step=message.committed,
-                outvoted=list(verdict),
-                ranks=[self.rank_of(wid) for wid in verdict],
-            )
-        if self.snapshots.differs(message.committed) and self.phase is Phase.LIVE:
-            self._on_difference(outliers(self.snapshots.digests(message.committed)) or ())
+        outvoted = self.snapshots.judge(message.committed, self.members)
+        if outvoted is not None and self.phase is Phase.LIVE:
+            self._on_difference(outvoted, message.committed)
         every = self.snapshots.every(self.median_step)
         if every is not None:
             ahead = self._boundary()
             self._send(ALL, p.SnapshotEvery(every=every, from_step=ahead))
 
-    def _on_difference(self, outvoted: tuple[int, ...]) -> None:
+    def _on_difference(self, outvoted: tuple[int, ...], step: int) -> None:
         """Replicas differ: somebody's memory changed. Nobody's live state is used again."""
+        self._event(
+            "replicas_differ",
+            step=step,
+            outvoted=list(outvoted),
+            ranks=[self.rank_of(wid) for wid in outvoted],
+        )
         for wid in outvoted:
             self._record_fault(wid, "corrupt", "replace", self.now)
             self._fence(wid, "its replica differs from the others'")
@@ -477,7 +499,8 @@ class Membership:
             self._fence(worker.wid, f"its step raised: {message.error[:80]}")
         else:
             self._record_fault(worker.wid, fault, "retry", self.now)
-        self._begin_change(f"rank {rank} raised in step {message.step}: {message.error[:120]}")
+        why = f"rank {rank} raised in step {message.step}: {message.error[:120]}"
+        self._begin_change(why, step=message.step)
 
     # --- losses -------------------------------------------------------------------------------
 
@@ -502,17 +525,25 @@ class Membership:
             spares=sorted(self._ready_spares()),
             on_loss=self.settings.on_loss,
         )
-        if rank is not None:
+        if self.generation == 0:
+            self._give_up_place(worker.wid)
+            self._outsider_lost(worker, message)
+        elif rank is not None:
             self._member_lost(worker, message)
         else:
             self._outsider_lost(worker, message)
         self._replace_process(worker)
 
+    def _give_up_place(self, wid: int) -> None:
+        """Before the first generation a place goes to the next worker that is started."""
+        self.slots = [None if other == wid else other for other in self.slots]
+
     def _member_lost(self, worker: Worker, message: p.Exited) -> None:
         if not worker.fencing:
             since = self.now - message.ago
             self._record_fault(worker.wid, message.fault, "replace", since, message.committed)
-            self._begin_change(f"worker {worker.wid} is gone: {message.fault} {message.code}")
+            why = f"worker {worker.wid} is gone: {message.fault} {message.code}"
+            self._begin_change(why, step=message.committed)
 
     def _outsider_lost(self, worker: Worker, message: p.Exited) -> None:
         if worker.ready is not None:
@@ -561,6 +592,10 @@ class Membership:
         if mirror is not None:
             self._send(mirror.name, p.Recall(wids=[worker.wid for worker in lost]))
         members = [worker.wid for worker in lost if self.rank_of(worker.wid) is not None]
+        if self.generation == 0:
+            for wid in members:
+                self._give_up_place(wid)
+            members = []
         for wid in members:
             self._record_fault(wid, "partition", "replace", agent.heard)
         if members:
@@ -633,8 +668,19 @@ class Membership:
                 del self.step_seconds[:-64]
                 self.stragglers.add(progress)
         if self.phase is Phase.LIVE:
+            self._notice_unreported_steps()
             self._look_for_stalls()
             self._look_for_stragglers()
+
+    def _notice_unreported_steps(self) -> None:
+        """Close a recovery whose end nobody could report: the coordinator was away."""
+        if self.recoveries.open and max(self._committed_counts(), default=0) > self.start_step:
+            self.recoveries.on_resumed(self.now, full=self._is_full)
+            self.changed = True
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.members) == self.settings.world_size
 
     def _live_progress(self) -> list[p.Progress]:
         return [
@@ -702,8 +748,11 @@ class Membership:
         self.change = Change(self.now, drain=drain, at_step=at_step)
         self._halt()
 
-    def _begin_change(self, why: str, *, distrust: bool = False) -> None:
-        """Stop the present generation now; what was planned or under way is superseded."""
+    def _begin_change(self, why: str, *, step: int = 0, distrust: bool = False) -> None:
+        """Stop the present generation now; what was planned or under way is superseded.
+
+        ``step`` is the one that failed, as far as the culprit's own record tells.
+        """
         if self.phase is Phase.ENDED:
             return
         if self.generation == 0:
@@ -713,9 +762,10 @@ class Membership:
             return
         carried = self.change.distrust if self.change else False
         if self.phase is Phase.LIVE:
-            self.failures_at[self.start_or_committed()] = (
-                self.failures_at.get(self.start_or_committed(), 0) + 1
-            )
+            self.failing_step = max(step, self.start_or_committed())
+            self.failures_at[self.failing_step] = self.failures_at.get(self.failing_step, 0) + 1
+        elif self.phase is Phase.FORMING:
+            self.form_failures += 1
         self.change = Change(self.now, distrust=distrust or carried)
         self._event("halt", why=why)
         self._halt()
@@ -726,8 +776,7 @@ class Membership:
 
     def _halt(self) -> None:
         assert self.change is not None
-        if self.phase is not Phase.HALTING:
-            self.owners = list(self.slots)
+        self._note_owners()
         self.phase = Phase.HALTING
         self.generation += 1
         self.stragglers.clear()
@@ -738,6 +787,17 @@ class Membership:
         )
         self._send(ALL, halt)
         self.changed = True
+
+    def _note_owners(self) -> None:
+        """Note whose records hold the per-rank state of each place."""
+        if self.phase is Phase.LIVE:
+            self.owners = list(self.slots)
+        elif self.phase is Phase.FORMING:
+            # A newcomer that got as far as to hold its rank's state has it; else who had it before.
+            self.owners = [
+                wid if wid is not None and self.workers[wid].formed == self.generation else owner
+                for wid, owner in zip(self.slots, self.owners, strict=True)
+            ]
 
     def _go_on(self) -> None:
         """Take every step that has become possible."""
@@ -759,19 +819,9 @@ class Membership:
         }
         if len(digests) < self.settings.world_size:
             return
-        self.owners = [None] * len(self.slots)
-        first = self.workers[self.members[0]].ready
-        assert first is not None
-        same = tuple(wid for wid, digest in digests.items() if digest == first.digest)
-        decision = Decision(
-            source="live",
-            start_step=0,
-            digest=first.digest,
-            donors=same,
-            receivers=tuple(wid for wid in self.members if wid not in same),
-        )
+        self.owners = list(self.slots)
         self.generation = 1
-        self._form(decision)
+        self._form(from_first(self.members, digests))
 
     def _try_form(self) -> None:
         change = self.change
@@ -787,11 +837,16 @@ class Membership:
         if change.drain is not None and not self.workers[change.drain].gone:
             self._fence(change.drain, "straggler: replaced by a spare at a step boundary")
             return
-        slots = self._next_slots()
+        before, slots = self.slots, self._next_slots()
         if slots is None:
             return
         self.slots = slots
-        self._decide_and_form(proposals)
+        decision = self._decide({w: held for w, held in proposals.items() if held is not None})
+        if decision is not None and decision.suspects:
+            self.slots = before  # a spare that has no part in this keeps out of it
+            self._expel(decision.suspects)
+        elif decision is not None:
+            self._form(decision)
 
     def _is_recalled(self, wid: int) -> bool:
         since = self.workers[wid].recalled
@@ -811,7 +866,8 @@ class Membership:
         if None not in kept:
             return kept
         if self.settings.on_loss == "shrink" and any(wid is not None for wid in kept):
-            self.recoveries.set_action("shrink")
+            empty = [place for place, wid in enumerate(kept) if wid is None]
+            self.recoveries.set_action("shrink", {self.slots[place] for place in empty})
             return kept
         self._wait_for_spare()
         return None
@@ -831,18 +887,21 @@ class Membership:
                 1,
             )
 
-    def _decide_and_form(self, proposals: dict[int, p.Proposal | None]) -> None:
+    def _decide(self, proposals: dict[int, p.Proposal]) -> Decision | None:
+        """Return where to start from; None (and the job has ended) if there is nothing."""
         change = self.change
         assert change is not None
-        rank_owner = {}
-        for place, wid in enumerate(self.slots):
-            owner = self.owners[place] if place < len(self.owners) else None
-            if wid is not None and owner is not None:
-                rank_owner[self.members.index(wid)] = owner
+        self.lived |= any(held.committed > 0 for held in proposals.values())
+        if not self.lived and not change.distrust:
+            digests = {wid: held.digest for wid, held in proposals.items()}
+            for wid in self.members:
+                ready = self.workers[wid].ready
+                digests.setdefault(wid, ready.digest if ready is not None else "")
+            return from_first(self.members, digests, self._known_owners())
         try:
             decision = decide(
                 members=self.members,
-                owners=rank_owner,
+                owners=self._known_owners(),
                 holdings={
                     wid: Holding(
                         committed=held.committed,
@@ -851,7 +910,6 @@ class Membership:
                         entry=held.entry,
                     )
                     for wid, held in proposals.items()
-                    if held is not None
                 },
                 left={wid: worker.known for wid, worker in self.workers.items() if worker.gone},
                 snapshot=self.snapshots.newest(),
@@ -859,15 +917,24 @@ class Membership:
             )
         except NoCommonStateError as error:
             self._abort(f"no state to go on from: {error}", 1)
-            return
-        if decision.suspects:
-            self._expel(decision.suspects)
-            return
-        if decision.source == "snapshot" and decision.why:
+            return None
+        if decision.source == "snapshot" and not decision.suspects:
             self._event("back_to_snapshot", step=decision.start_step, why=decision.why)
             if "differ" in decision.why:
                 self.recoveries.add_unnamed_corruption(self.now, decision.start_step)
-        self._form(decision)
+        return decision
+
+    def _known_owners(self) -> dict[int, int]:
+        """Return rank -> the worker whose records hold its per-rank state."""
+        found = {}
+        for place, wid in enumerate(self.slots):
+            owner = self.owners[place] if place < len(self.owners) else None
+            if wid is None or owner is None:
+                continue
+            left_something = not self.workers[owner].gone or self.workers[owner].known >= 0
+            if self.lived or left_something:
+                found[self.members.index(wid)] = owner
+        return found
 
     def _expel(self, suspects: tuple[int, ...]) -> None:
         """Replace the members that the majority contradicts, then decide again."""
@@ -880,7 +947,7 @@ class Membership:
     def _form(self, decision: Decision) -> None:
         reached = max(self._committed_counts(), default=0)
         lost = self.recoveries.on_decision(decision.start_step, decision.source, reached)
-        limit = self._crash_loop(decision.start_step)
+        limit = self._crash_loop(self.failing_step)
         if limit is not None:
             self._abort(limit, 1)
             return
@@ -956,6 +1023,11 @@ class Membership:
                 f"generation; the last reason: {self.recoveries.last_reason()}. The step itself is "
                 "broken: look at the script and its data"
             )
+        if self.form_failures >= FORM_ATTEMPTS:
+            return (
+                f"{FORM_ATTEMPTS} attempts in a row to form a generation failed; the last reason: "
+                f"{self.recoveries.last_reason()}. See form_failed in the events"
+            )
         if self.recoveries.count > self.settings.max_recoveries:
             return (
                 f"{self.recoveries.count} recoveries needed, --max-recoveries is "
@@ -966,7 +1038,8 @@ class Membership:
     def _try_go_live(self) -> None:
         if all(self.workers[wid].formed == self.generation for wid in self.members):
             self.phase = Phase.LIVE
-            self.changed = True
+            self.changed = self.lived = True
+            self.form_failures = 0
             self._event(
                 "live",
                 world_size=len(self.members),
@@ -994,13 +1067,7 @@ class Membership:
         digests = {done.wid: done.digest for done in finished if done is not None}
         outvoted = outliers(digests)
         if outvoted is not None:
-            self._event(
-                "replicas_differ",
-                step=self.steps,
-                outvoted=list(outvoted),
-                ranks=[self.rank_of(wid) for wid in outvoted],
-            )
-            self._on_difference(outvoted)
+            self._on_difference(outvoted, self.steps)
             return
         self.final_digest = next(iter(digests.values()))
         self.phase = Phase.FINISHING
@@ -1096,9 +1163,22 @@ class Membership:
             "why": self.why,
             "exit_code": self.exit_code,
             "final_digest": self.final_digest,
+            "lived": self.lived,
+            "form_failures": self.form_failures,
+            "failing_step": self.failing_step,
             "agents": [dataclasses.asdict(agent) for agent in self.agents.values()],
             "workers": [
-                [w.wid, w.agent, w.launched, w.first_rank, w.gone, w.known, w.fencing, w.proven]
+                [
+                    w.wid,
+                    w.agent,
+                    w.launched,
+                    w.first_rank,
+                    w.gone,
+                    w.known,
+                    w.fencing,
+                    w.proven,
+                    w.keeper,
+                ]
                 for w in self.workers.values()
             ],
             "snapshots": self.snapshots.to_record(),
@@ -1123,6 +1203,9 @@ class Membership:
             "why",
             "exit_code",
             "final_digest",
+            "lived",
+            "form_failures",
+            "failing_step",
             "step_seconds",
         ):
             setattr(found, name, record[name])
@@ -1130,7 +1213,7 @@ class Membership:
         found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
         for entry in record["agents"]:
             found.agents[entry["name"]] = Agent(**{**entry, "connected": False, "heard": now})
-        for wid, agent, launched, rank, gone, known, fencing, proven in record["workers"]:
+        for wid, agent, launched, rank, gone, known, fencing, proven, keeper in record["workers"]:
             found.workers[wid] = Worker(
                 wid,
                 agent,
@@ -1140,6 +1223,7 @@ class Membership:
                 known=known,
                 fencing=fencing,
                 proven=proven,
+                keeper=keeper,
             )
         found.snapshots = SnapshotRegistry.from_record(record["snapshots"])
         found.recoveries = Recoveries.from_record(record["recoveries"], now)

@@ -374,7 +374,7 @@ def _all_kinds(base: type[Message]) -> dict[str, type[Message]]:
     return found
 
 
-_KINDS = _all_kinds(Message)
+_KINDS = {name: kind for name, kind in _all_kinds(Message).items() if kind not in (Message, Report)}
 _HINTS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
 
 
@@ -393,7 +393,7 @@ def from_json(line: bytes) -> Message:
     """
     try:
         body = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {line[:80]!r}") from error
     if not isinstance(body, dict):
         raise ProtocolError(f"a message is a JSON object, this is {type(body).__name__}")
@@ -578,7 +578,7 @@ async def connect(host: str, port: int, secret: str, timeout: float) -> Channel:
         try:
             mine = os.urandom(NONCE_BYTES)
             writer.write(mine)
-            theirs = await reader.readexactly(NONCE_BYTES)
+            theirs = await _first_answer(reader, f"{host}:{port}")
             key = derive_key(secret, mine, theirs)
             writer.write(proof(key, b"client"))
             answer = await reader.readexactly(MAC_BYTES)
@@ -591,6 +591,14 @@ async def connect(host: str, port: int, secret: str, timeout: float) -> Channel:
             writer.close()
             raise AuthenticationError(f"{host}:{port} does not hold this job's secret")
     return Channel(reader, writer, key, (b"c", b"s"))
+
+
+async def _first_answer(reader: asyncio.StreamReader, address: str) -> bytes:
+    """Return the server's nonce; one that ends before it has refused nothing."""
+    try:
+        return await reader.readexactly(NONCE_BYTES)
+    except asyncio.IncompleteReadError as error:
+        raise EOFError(f"{address} closed the connection") from error
 
 
 async def accept(

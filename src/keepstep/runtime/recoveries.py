@@ -88,8 +88,11 @@ class Recoveries:
         since: float,
         now: float,
     ) -> None:
-        """Open an entry, unless this worker's loss is being dealt with already."""
-        if wid is not None and any(e.worker == wid and e.resumed is None for e in self.entries):
+        """Open an entry; if this worker's fault is being dealt with already, note what is new."""
+        known = [e for e in self.entries if e.worker == wid and e.resumed is None]
+        if wid is not None and known:
+            if known[0].action == "retry":
+                known[0].action = action
             return
         moment = self._fired.pop(wid, since) if wid is not None else since
         self.entries.append(Recovery(fault, rank, wid, step, action, min(moment, now), now))
@@ -99,10 +102,15 @@ class Recoveries:
         if not any(e.fault == "corrupt" and e.resumed is None for e in self.entries):
             self.entries.append(Recovery("corrupt", None, None, step, "retry", now, now))
 
-    def set_action(self, action: str) -> None:
-        """Note what is done about the open losses of ranks."""
+    @property
+    def open(self) -> bool:
+        """Whether a fault is being dealt with."""
+        return any(entry.resumed is None for entry in self.entries)
+
+    def set_action(self, action: str, workers: set[int | None]) -> None:
+        """Note what is done about the loss of these workers."""
         for entry in self.entries:
-            if entry.resumed is None and entry.action == "replace":
+            if entry.resumed is None and entry.worker in workers:
                 entry.action = action
 
     def expect_gain(self, median_step: float, score: float) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from keepstep.runtime.state import Encoded, State, buffer_of, decode, digest_of
+from keepstep.runtime.buffers import buffer_of
+from keepstep.runtime.state import Encoded, State, decode, digest_of
 
 if TYPE_CHECKING:
     from keepstep.runtime.job import Job

@@ -11,42 +11,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-Run = list[int]  # [generation, first step, last step, start, stop, stride]
+Run = list[int]  # [generation, first step, last step, start, stop, samples of a step]
 
 
 @dataclass(slots=True)
 class SampleNotes:
     """What one worker used, as runs.
 
-    A run is a stretch of consecutive steps in which start and stop of the rank's share move by
-    ``stride`` positions a step; a whole generation is one run.
+    A run is a stretch of consecutive steps in which the rank's share moves by one global batch a
+    step; a whole generation is one run.
     """
 
     runs: list[Run] = field(default_factory=list)
 
-    def note(self, generation: int, step: int, positions: range) -> None:
-        """Note that these positions are used in ``step``."""
-        if self.runs and _extends(self.runs[-1], generation, step, positions):
-            run = self.runs[-1]
-            run[5] = run[5] or positions.start - run[3]
+    def note(self, generation: int, step: int, positions: range, batch: int) -> None:
+        """Note that ``positions`` of the stream are used in ``step`` of ``batch`` samples."""
+        run = self.runs[-1] if self.runs else None
+        if run is not None and _extends(run, generation, step, positions, batch):
             run[2] = step
         else:
-            self.runs.append([generation, step, step, positions.start, positions.stop, 0])
+            self.runs.append([generation, step, step, positions.start, positions.stop, batch])
 
 
-def _extends(run: Run, generation: int, step: int, positions: range) -> bool:
-    same_length = len(positions) == run[4] - run[3]
-    if run[0] != generation or step != run[2] + 1 or not same_length:
-        return False
-    return run[5] == 0 or positions.start == run[3] + (step - run[1]) * run[5]
+def _extends(run: Run, generation: int, step: int, positions: range, batch: int) -> bool:
+    shift = (step - run[1]) * batch
+    expected = (run[0], run[2] + 1, run[3] + shift, run[4] + shift, run[5])
+    return expected == (generation, step, positions.start, positions.stop, batch)
 
 
 def merge(rows: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Return rows [worker, *run] without duplicates: of each run the longest that anybody kept."""
-    longest: dict[tuple[int, int, int], list[int]] = {}
+    """Return rows [worker, number of the run, *run]: of each run the longest that anybody kept."""
+    longest: dict[tuple[int, int], list[int]] = {}
     for row in rows:
-        key = (row[0], row[1], row[2])
-        if key not in longest or row[3] > longest[key][3]:
+        key = (row[0], row[1])
+        if key not in longest or row[4] > longest[key][4]:
             longest[key] = list(row)
     return list(longest.values())
 
@@ -67,17 +65,16 @@ def count_lost_and_repeated(
     """Return (samples lost, samples repeated) over ``steps`` steps; None if no sampler was used.
 
     Args:
-        rows: [worker, *run], merged.
+        rows: [worker, number of the run, *run], merged.
         generations: [number, start step, ...] in the order in which they were formed.
         steps: committed steps of the job.
 
-    The batch size is what the sampler's positions say: step ``n`` must cover
-    ``[n * batch, (n + 1) * batch)``.
+    Step ``n`` must cover the positions ``[n * batch, (n + 1) * batch)``.
     """
     if not rows or not generations or steps == 0:
         return None
+    batch = max(row[7] for row in rows)
     by_step = _shares_by_step(rows)
-    batch = max((stop for _, stop, _ in by_step.get(0, [])), default=0)
     lost = repeated = 0
     for step in range(steps):
         chosen = effective_generation(generations, step)
@@ -89,9 +86,9 @@ def count_lost_and_repeated(
 
 def _shares_by_step(rows: Sequence[Sequence[int]]) -> dict[int, list[tuple[int, int, int]]]:
     found: dict[int, list[tuple[int, int, int]]] = {}
-    for _, generation, first, last, start, stop, stride in rows:
+    for _, _, generation, first, last, start, stop, batch in rows:
         for step in range(first, last + 1):
-            shift = (step - first) * stride
+            shift = (step - first) * batch
             found.setdefault(step, []).append((start + shift, stop + shift, generation))
     return found
 

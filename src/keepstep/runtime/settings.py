@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 MIN_PATIENCE = 1.0  # seconds; below, an ordinary hiccup of a host would look like a fault
@@ -84,6 +85,8 @@ class Times:
 
 def contradiction(settings: Settings) -> str | None:
     """Return why these settings cannot work together, or None."""
+    if settings.patience is not None and not math.isfinite(settings.patience):
+        return f"--patience {settings.patience}: a number of seconds is wanted"
     if settings.patience is not None and settings.patience < 0.2:
         return (
             f"--patience {settings.patience:g} is too short: a rank would be fenced for a pause "

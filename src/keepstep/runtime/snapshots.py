@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from keepstep.runtime.decide import Snapshot
+from keepstep.runtime.decide import Snapshot, outliers
 from keepstep.runtime.protocol import SnapshotTaken
 
 FIRST_INTERVAL = 10  # steps, before the cost is known
@@ -41,22 +41,26 @@ class SnapshotRegistry:
         del self._seconds[:-16]
 
     def judge(self, committed: int, members: list[int]) -> tuple[int, ...] | None:
-        """Mark a snapshot as common once all ``members`` took it and agree."""
+        """Compare a snapshot once all ``members`` took it.
+
+        Returns None as long as some have not, or if all agree (it is a common snapshot then); else
+        the workers that a strict majority contradicts, () without such a majority.
+        """
         entry = self._entries[committed]
-        if set(members) <= set(entry.digests) and len(set(entry.digests.values())) == 1:
+        digests = {wid: digest for wid, digest in entry.digests.items() if wid in members}
+        if len(digests) < len(members):
+            return None
+        outvoted = outliers(digests)
+        if outvoted is None:
             entry.agreed = bool(entry.payload)
-            for old in [c for c in self._entries if c < committed]:
-                if len([c for c in self._entries if c > old and self._entries[c].agreed]) >= KEPT:
-                    del self._entries[old]
-        return None
+            self._drop_old(committed)
+        return outvoted
 
-    def differs(self, committed: int) -> bool:
-        """Return whether two ranks took different snapshots of one step."""
-        return len(set(self._entries[committed].digests.values())) > 1
-
-    def digests(self, committed: int) -> dict[int, str]:
-        """Return worker -> digest of one snapshot."""
-        return dict(self._entries[committed].digests)
+    def _drop_old(self, committed: int) -> None:
+        for old in [count for count in self._entries if count < committed]:
+            newer = [c for c, entry in self._entries.items() if c > old and entry.agreed]
+            if len(newer) >= KEPT:
+                del self._entries[old]
 
     def newest(self) -> Snapshot | None:
         """Return the newest snapshot on which every rank agreed."""

@@ -9,7 +9,6 @@ digests mean equal states, bit for bit. Nothing is pickled.
 from __future__ import annotations
 
 import base64
-import ctypes
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from keepstep.runtime import generators
+from keepstep.runtime.buffers import buffer_of
 
 
 @runtime_checkable
@@ -58,15 +58,6 @@ def digest_of(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()
 
 
-def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, without a copy; valid while the tensor lives."""
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return memoryview(b"")
-    array = (ctypes.c_char * size).from_address(tensor.data_ptr())
-    return memoryview(array).cast("B")
-
-
 def encode(value: Any) -> Encoded:
     """Turn nested state into a tree and tensors.
 
@@ -84,7 +75,8 @@ def _encode(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value if type(value) in _PLAIN else _to_plain(value)
     if isinstance(value, torch.Tensor):
-        tensors.append(value.detach().cpu().contiguous())
+        plain = value.detach().resolve_conj().resolve_neg()
+        tensors.append(plain.cpu().contiguous())
         return {"t": len(tensors) - 1}
     if isinstance(value, Mapping):
         entries = [
@@ -167,29 +159,28 @@ class State:
 
     replicated: dict[str, Stateful]
     per_rank: dict[str, Stateful] = field(default_factory=dict)
-    _tensors: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
-    _versions: list[int] = field(default_factory=list, init=False, repr=False)
-    _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
-    _others_seen: str = field(default="", init=False, repr=False)
     guard: Callable[[], None] | None = field(default=None, init=False, repr=False)
+    _modules: list[torch.nn.Module] = field(default_factory=list, init=False, repr=False)
+    _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, init=False, repr=False)
+    _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
     _optimizer_began: bool = field(default=False, init=False, repr=False)
+    _seen: list[Any] = field(default_factory=list, init=False, repr=False)
+    _buffers: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the objects and start to watch them for changes."""
-        for name, item in {**self.replicated, **self.per_rank}.items():
+        for name, item in [*self.replicated.items(), *self.per_rank.items()]:
             if not isinstance(item, Stateful):
                 raise TypeError(
                     f"State: {name!r} is a {type(item).__name__} without state_dict() and "
                     "load_state_dict(); wrap it in an object that has both"
                 )
-        self._watch()
-
-    def _watch(self) -> None:
         for name, item in self.replicated.items():
             if isinstance(item, torch.nn.Module):
-                self._tensors += [*item.parameters(), *item.buffers()]
+                self._modules += item.modules()
             elif isinstance(item, torch.optim.Optimizer):
                 item.register_step_pre_hook(self._optimizer_begins)
+                self._optimizers.append(item)
             else:
                 self._others[name] = item
 
@@ -202,26 +193,42 @@ class State:
     def mark_clean(self) -> None:
         """Remember the present state as complete (called at each commit; microseconds)."""
         self._optimizer_began = False
-        self._versions = [tensor._version for tensor in self._tensors]
-        self._others_seen = self._fingerprint_others()
+        self._seen = self._fingerprint()
+        self._buffers = [buffer.detach().clone() for buffer in self._live_buffers()]
 
     def is_clean(self) -> bool:
         """Return whether nothing replicated changed since ``mark_clean``.
 
-        Parameters and buffers are compared by their version counters, optimizers by whether a step
-        began, anything else by the plain values in its ``state_dict``.
+        Parameters are compared by identity and version counter, buffers by value (batch
+        normalisation updates its statistics without counting), optimizers by their settings and
+        whether a step began, anything else by the values in its ``state_dict``.
         """
+        buffers = self._live_buffers()
         return (
             not self._optimizer_began
-            and self._versions == [tensor._version for tensor in self._tensors]
-            and self._others_seen == self._fingerprint_others()
+            and self._seen == self._fingerprint()
+            and len(buffers) == len(self._buffers)
+            and all(map(_equal, buffers, self._buffers))
         )
 
-    def _fingerprint_others(self) -> str:
-        if not self._others:
-            return ""
-        encoded = encode({name: item.state_dict() for name, item in self._others.items()})
-        return digest_of(encoded.manifest())
+    def _live_buffers(self) -> list[torch.Tensor]:
+        found = [buffer for module in self._modules for buffer in module._buffers.values()]
+        return [buffer for buffer in found if buffer is not None]
+
+    def _fingerprint(self) -> list[Any]:
+        parameters = [
+            (id(parameter), parameter._version)
+            for module in self._modules
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+        settings = [
+            [(key, _brief(value)) for key, value in group.items() if key != "params"]
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        ]
+        others = {name: item.state_dict() for name, item in self._others.items()}
+        return [parameters, settings, digest_of(encode(others).manifest()) if others else ""]
 
     def encode_replicated(self) -> Encoded:
         """Return the replicated state; CPU tensors are views of the live ones."""
@@ -259,3 +266,17 @@ class State:
         for name, item in self.per_rank.items():
             item.load_state_dict(value[name])
         generators.restore(body["generators"])
+
+
+def _brief(value: Any) -> Any:
+    """Return what tells a setting of an optimizer from another, without a look at the GPU."""
+    return (id(value), value._version) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two buffers hold the same bits (NaN equals NaN)."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(
+        one.isnan(), other.isnan()
+    )

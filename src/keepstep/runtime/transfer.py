@@ -27,7 +27,8 @@ from keepstep.runtime.protocol import (
 
 Buffers = Sequence[bytes | memoryview]
 _LENGTH = struct.Struct(">q")
-_NAME_LENGTH = struct.Struct(">H")
+_NAME_LENGTH = struct.Struct(">I")
+_MAX_NAME = 1 << 24  # a list of some hundred thousand tensors
 _ABSENT = -1
 _CHUNK = 4 << 20  # bytes a send: large enough to keep the pipe full, small enough to be interrupted
 
@@ -65,6 +66,8 @@ class ByteServer:
             _prove_to_client(connection, self._secret)
             while True:
                 (size,) = _NAME_LENGTH.unpack(_read(connection, _NAME_LENGTH.size))
+                if size > _MAX_NAME:
+                    return
                 name = _read(connection, size).decode()
                 self._answer(connection, self._provide(name))
 

@@ -48,8 +48,19 @@ class RankRecordWriter:
 
     def write(self, count: int, *, is_commit: bool, data: bytes) -> None:
         """Write one record over the oldest of its kind."""
-        head = _HEADER.pack(_MAGIC, count, is_commit, len(data), zlib.crc32(data))
+        head = _pack_header(count, is_commit, data)
         os.pwrite(self._files[_slot_of(count, is_commit)], head + data, 0)
+
+
+def _pack_header(count: int, is_commit: bool, data: bytes) -> bytes:
+    crc = _check_sum(count, is_commit, data)
+    return _HEADER.pack(_MAGIC, count, is_commit, len(data), crc)
+
+
+def _check_sum(count: int, is_commit: int, data: bytes) -> int:
+    """Return the CRC of header and data: a new header over old data must not pass."""
+    head = _HEADER.pack(_MAGIC, count, is_commit, len(data), 0)
+    return zlib.crc32(data, zlib.crc32(head))
 
 
 def _slot_of(count: int, is_commit: bool) -> int:
@@ -79,7 +90,7 @@ def _parse(raw: bytes) -> RankRecord | None:
         return None
     magic, count, is_commit, length, crc = _HEADER.unpack_from(raw)
     data = raw[_HEADER.size : _HEADER.size + length]
-    if magic != _MAGIC or len(data) != length or zlib.crc32(data) != crc:
+    if magic != _MAGIC or len(data) != length or _check_sum(count, is_commit, data) != crc:
         return None
     return RankRecord(count=count, is_commit=bool(is_commit), data=data)
 
@@ -95,12 +106,13 @@ def state_in(data: bytes) -> bytes:
 
 
 def sample_rows(vault: Path) -> list[list[int]]:
-    """Return the sample notes of every worker that left records here: [worker, *run]."""
+    """Return the sample notes of every worker that left records here, for ``samples.merge``."""
     wids = {int(path.name.split("-")[1].split(".")[0]) for path in vault.glob("rank-*")}
     rows = []
     for wid in sorted(wids):
         for record in read_records(vault, wid):
-            rows += [[wid, *run] for run in json.loads(record.data.partition(b"\n")[0])]
+            runs = json.loads(record.data.partition(b"\n")[0])
+            rows += [[wid, number, *run] for number, run in enumerate(runs)]
     return rows
 
 

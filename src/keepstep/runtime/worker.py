@@ -33,8 +33,6 @@ from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, digest_of
 from keepstep.runtime.transfer import ByteServer, client
 
-WARM_UP_LIMIT = 60.0  # seconds for the first communicator of a spare
-
 
 class HaltedError(Exception):
     """An order to leave the generation arrived while the worker waited for something else."""
@@ -94,9 +92,9 @@ class Supervision:
 
     # --- called from inside the step ------------------------------------------------------------
 
-    def note_samples(self, step: int, positions: range) -> None:
-        """Note which samples this rank uses."""
-        self._samples.note(self.generation, step, positions)
+    def note_samples(self, step: int, positions: range, batch: int) -> None:
+        """Note which samples this rank uses of the ``batch`` of a step."""
+        self._samples.note(self.generation, step, positions, batch)
 
     def note_entry(self) -> None:
         """Leave the per-rank state with the agent, should this rank die before it commits."""
@@ -180,6 +178,7 @@ class Supervision:
             )
         )
         self._last_record = self._capture_record()
+        self._records.write(0, is_commit=True, data=self._last_record)
         try:
             self._enter_next(encoded)
             while True:
@@ -192,8 +191,6 @@ class Supervision:
     def _warm_up(self, own: Callable[[], None] | None) -> None:
         """Make this process ready for its first step; leave no trace in its state."""
         assert self._state is not None
-        if int(os.environ["RANK"]) >= self.config.world_size:
-            self.groups.warm_up(WARM_UP_LIMIT)
         if own is None:
             return
         rank_state = self._state.capture_rank()
@@ -357,7 +354,7 @@ class Supervision:
         for item in self._state.replicated.values():
             if isinstance(item, torch.nn.Module):
                 item.zero_grad(set_to_none=True)
-        clean = self._state.is_clean()
+        clean = self._state.is_clean() and not self._torn
         encoded = self._state.encode_replicated() if clean else None
         digest = digest_of(encoded.manifest()) if encoded is not None else ""
         entry = self._committed
@@ -421,7 +418,7 @@ class Supervision:
         assert self._state is not None
         self.generation = form.generation
         self.progress[Slot.GENERATION] = form.generation
-        self._committed = form.start_step
+        self._committed, self._torn = form.start_step, False
         self._first_count = form.start_step + 1
         self.progress[Slot.COMMITTED] = form.start_step
         self._last_record = self._capture_record()
@@ -430,6 +427,7 @@ class Supervision:
         self._snapshot_every = form.snapshot_every
 
     _first_count = 0
+    _torn = False
 
     def _exchange_state(self, form: p.Form, rank: int, encoded: Encoded | None) -> None:
         assert self._state is not None
@@ -446,6 +444,7 @@ class Supervision:
 
     def _receive(self, form: p.Form) -> None:
         assert self._state is not None
+        self._torn = True  # until this worker is a member, it holds neither its state nor theirs
         addresses = [address for _, address in form.donors]
         if form.source == "snapshot":
             name = f"snapshot/{form.start_step}/payload"
