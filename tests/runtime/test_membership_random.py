@@ -68,6 +68,7 @@ def play(sim: SimulatedJob, faults: list[tuple[str, int, int]], begin: Phase = P
         inject(sim, what, number)
         sim.rounds(rounds)
         recover_contact(sim)
+    recover_contact(sim)
     for _ in range(3000):
         if sim.finished or sim.abort is not None:
             return

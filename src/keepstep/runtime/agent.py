@@ -24,7 +24,7 @@ from typing import Any
 from keepstep.runtime import procfs, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.environment import worker_environment
-from keepstep.runtime.inject import Injection
+from keepstep.runtime.inject import Injection, parse
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
 from keepstep.runtime.samples import merge
@@ -50,7 +50,6 @@ class AgentConfig:
     backend: str
     command: list[str]
     vault: Path
-    injections: tuple[Injection, ...] = ()
     output: tuple[int | None, int | None] = (None, None)  # descriptors for the workers' output
 
 
@@ -98,6 +97,7 @@ class Agent:
         self.abort: p.Abort | None = None
         self._final_codes: dict[int, int] = {}
         self._store = ""
+        self._injections: tuple[Injection, ...] = ()
         self._channel: p.Channel | None = None
         self._finishing = False
         self._ended = asyncio.Event()
@@ -245,6 +245,7 @@ class Agent:
         if isinstance(message, p.Welcome):
             self._note_back()
             self._store, self.world_size = message.store, message.world_size
+            self._injections = tuple(parse(message.injections, message.world_size))
             self.times = Times(patience=message.patience, median_step=0.0)
             self._extend_lease(message.sent)
         elif isinstance(message, p.Lease):
@@ -330,6 +331,7 @@ class Agent:
             store=(host, int(port)),
             world_size=self.world_size,
             agent=self.config,
+            injections=self._injections,
         )
         process = subprocess.Popen(
             [
@@ -484,7 +486,7 @@ class Agent:
 
     def _inject_by_name(self, rows: list[p.Progress]) -> None:
         newest = max((row.committed for row in rows if row.wid in self.members), default=0)
-        for injection in self.config.injections:
+        for injection in self._injections:
             due = injection.rank is None and injection.step is not None
             if due and injection.index not in self._fired and newest >= (injection.step or 0):
                 self._fire_by_name(injection)

@@ -13,6 +13,7 @@ from keepstep.runtime.config import ENVIRONMENT, WorkerConfig
 
 if TYPE_CHECKING:
     from keepstep.runtime.agent import AgentConfig
+    from keepstep.runtime.inject import Injection
 
 
 def worker_environment(
@@ -25,6 +26,7 @@ def worker_environment(
     store: tuple[str, int],
     world_size: int,
     agent: AgentConfig,
+    injections: tuple[Injection, ...],
 ) -> dict[str, str]:
     """Return the variables for one worker.
 
@@ -42,7 +44,7 @@ def worker_environment(
         progress=str(progress),
         link=link,
         secret=agent.secret,
-        injections=agent.injections,
+        injections=injections,
     )
     slots = agent.workers + agent.spares
     found = dict(os.environ)

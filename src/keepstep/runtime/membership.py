@@ -249,6 +249,7 @@ class Membership:
             patience=times.patience,
             world_size=self.settings.world_size,
             store=self.store,
+            injections=self.injections,
         )
         self._send(hello.agent, welcome)
         self._repeat(hello)

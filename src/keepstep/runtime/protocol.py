@@ -252,6 +252,7 @@ class Welcome(Message):
     patience: float
     world_size: int
     store: str
+    injections: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,7 +95,6 @@ class Session:
                 backend=request.backend,
                 command=request.command,
                 vault=self.folder / "vault",
-                injections=request.injections,
                 output=request.output,
             ),
             self.on_event,

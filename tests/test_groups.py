@@ -1,0 +1,34 @@
+"""DistributedDataParallel, sub-groups and device meshes survive a replacement, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import BYTELM, Run, inject, run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def both(folder: Path, script: tuple[str, ...]) -> tuple[Run, Run]:
+    """Run undisturbed and with rank 1 killed."""
+    found = []
+    for name, faults in (("plain", []), ("killed", ["kill@8:1"])):
+        (folder / name).mkdir()
+        options = ("--workers", "3", "--spares", "1", *inject(*faults))
+        found.append(run(folder / name, *options, script=script))
+        assert found[-1].exit_code == 0, found[-1].output
+    return found[0], found[1]
+
+
+def test_groups_mesh_and_many_buckets(tmp_path: Path) -> None:
+    plain, killed = both(tmp_path, ("tests/jobs/groups.py", "16"))
+    assert killed.faults == [("kill", 1, "replace")]
+    assert killed.digest == plain.digest
+
+
+def test_distributed_data_parallel_of_the_real_job(tmp_path: Path) -> None:
+    plain, killed = both(tmp_path, (BYTELM, "--steps", "16", "--ddp"))
+    assert killed.faults == [("kill", 1, "replace")]
+    assert killed.digest == plain.digest

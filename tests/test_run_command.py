@@ -1,0 +1,153 @@
+"""``keepstep run`` as a command: bad input, interruption, nothing left behind, plain torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running import (
+    BYTELM,
+    KEEPSTEP,
+    ROOT,
+    TORCHRUN,
+    command,
+    environment,
+    is_alive,
+    processes_of,
+    run,
+)
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def refused(*arguments: str, **variables: str) -> str:
+    """Run and return what is said; the exit code must be 2."""
+    done = subprocess.run(
+        [KEEPSTEP, "run", *arguments],
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--inject", "melt@3:1", "--workers", "2", BYTELM], "unknown fault 'melt'"),
+        (["--inject", "kill@3:7", "--workers", "2", BYTELM], "rank 7 of a job with 2 ranks"),
+        (["--inject", "kill", BYTELM], "KIND@STEP:RANK"),
+        (["no_such_script.py"], "no such script"),
+        (["--spares", "99", BYTELM], "use at most 8"),
+        (["--workers", "0", BYTELM], "--workers must be 1 or more"),
+        (["--patience", "0.01", BYTELM], "too short"),
+        (["--on-loss", "panic", BYTELM], "known are replace, shrink, wait"),
+        (["--backend", "mpi", BYTELM], "known are auto, gloo, nccl"),
+        (["--nnodes", "3:2", BYTELM], "minimum is larger"),
+        (["--join", "somewhere", BYTELM], "HOST:PORT"),
+        (["--join", "127.0.0.1:1", BYTELM], "KEEPSTEP_SECRET"),
+        ([], "Missing argument"),
+        (["--no-such-option", BYTELM], "No such option"),
+    ],
+)
+def test_bad_input_gets_one_clear_message(arguments: list[str], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port {port}: in use" in refused("--port", str(port), BYTELM)
+
+
+def test_the_old_backend_is_refused_with_the_variable_that_selects_it() -> None:
+    said = refused("--backend", "nccl", BYTELM, TORCH_DIST_USE_NCCL2="0")
+    assert "TORCH_DIST_USE_NCCL2=0" in said
+
+
+def test_a_script_that_never_joins(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("print('hello')\n")
+    found = run(tmp_path, "--workers", "2", script=(str(script),))
+    assert found.exit_code == 2
+    assert "without calling keepstep.join()" in found.output
+
+
+def test_a_script_that_fails_before_it_trains(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import keepstep\njob = keepstep.join()\nraise ValueError('no data')\n")
+    found = run(tmp_path, "--workers", "2", script=(str(script),))
+    assert found.exit_code == 1
+    assert "before it reached Job.train" in found.output
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A job in the middle of its training, and every process that belongs to it."""
+    process = subprocess.Popen(
+        command(tmp_path, "--workers", "2", "--spares", "1", script=(BYTELM, "--steps", "100000")),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 0 "):
+            break
+    family = processes_of(process.pid)
+    assert len(family) >= 5  # two workers, a spare, coordinator, store
+    yield process, family
+    for pid in [process.pid, *family]:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    process.stdout.close()
+    process.wait()
+
+
+def all_gone(pids: list[int], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while any(is_alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_an_ended_run_leaves_no_process(
+    running: tuple[subprocess.Popen[str], list[int]], number: int, code: int
+) -> None:
+    process, family = running
+    process.send_signal(number)
+    assert process.wait(20) == code
+    assert all_gone(family, within=10)
+
+
+def test_the_same_script_runs_under_plain_torchrun() -> None:
+    done = subprocess.run(
+        [TORCHRUN, "--nproc-per-node", "2", BYTELM, "--steps", "3"],
+        cwd=ROOT,
+        env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 0 loss" in done.stdout
+    assert "unsupervised" in done.stderr
