@@ -181,6 +181,22 @@ def test_a_member_lost_during_forming_is_replaced_too() -> None:
     assert sim.forms[-1].start_step == 5
 
 
+def test_a_spare_that_never_was_a_member_does_not_pass_for_a_survivor() -> None:
+    # Every member of the last whole generation is lost; what is left are newcomers that were on
+    # their way in. What they built is not what was trained.
+    sim = one_host(workers=2, spares=3, snapshots_every=4)
+    sim.until_step(6)
+    sim.held = {0, 2, 3}
+    sim.kill(1)
+    sim.until_phase(Phase.FORMING)
+    sim.kill(0)
+    sim.until_phase(Phase.FORMING)
+    sim.held = set()
+    completed(sim)
+    assert sim.forms[-1].source == "snapshot"
+    assert sim.forms[-1].start_step == 4
+
+
 def test_a_spare_lost_during_forming_costs_no_step() -> None:
     sim = forming(one_host(workers=3, spares=2), held={3})
     sim.kill(3)

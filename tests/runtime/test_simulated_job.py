@@ -324,6 +324,7 @@ class SimulatedJob:
                 digest="" if worker.dirty else worker.digest,
                 handle=worker.handle,
                 entry=worker.entry,
+                member=worker.generation > 0,
             ),
         )
 

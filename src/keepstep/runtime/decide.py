@@ -157,7 +157,8 @@ def _rank_sources(
         owner = owners.get(rank)
         if wid in winners or owner is None:
             continue
-        known = holdings[wid].entry if wid == owner else left.get(owner, -1)
+        held = holdings.get(wid) if wid == owner else None
+        known = held.entry if held is not None else left.get(owner, -1)
         if known < step:
             return None
         sources[rank] = RankSource(wid=owner, count=step)

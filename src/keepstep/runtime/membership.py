@@ -260,7 +260,10 @@ class Membership:
 
     def _tell_end(self, agent: str) -> None:
         """Tell an agent that comes (back) late what the others were told."""
-        if self.phase is Phase.FINISHING:
+        if self.phase is Phase.LIVE:
+            every, ahead = self.snapshots.interval, self._boundary()
+            self._send(agent, p.SnapshotEvery(every=every, from_step=ahead))
+        elif self.phase is Phase.FINISHING:
             self._send(agent, p.Finish())
         elif self.phase is Phase.ENDED:
             self._send(agent, p.Abort(why=self.why, code=self.exit_code))
@@ -623,6 +626,7 @@ class Membership:
         worker = self.workers.get(message.wid)
         if worker is not None and worker.recalled is not None:
             worker.recalled, worker.known = None, message.entry
+            self.changed = True
 
     def _record_fault(
         self, wid: int | None, fault: str, action: str, since: float, reached: int = 0
@@ -654,6 +658,8 @@ class Membership:
 
     def _on_beat(self, beat: p.Beat) -> None:
         for row in beat.workers:
+            if len(row) != len(_PROGRESS_FIELDS):
+                raise p.ProtocolError(f"a row of progress has {len(row)} fields")
             progress = p.Progress(**dict(zip(_PROGRESS_FIELDS, row, strict=True)))
             worker = self.workers.get(progress.wid)
             if worker is None or worker.gone:
@@ -911,6 +917,7 @@ class Membership:
                         entry=held.entry,
                     )
                     for wid, held in proposals.items()
+                    if held.member
                 },
                 left={wid: worker.known for wid, worker in self.workers.items() if worker.gone},
                 snapshot=self.snapshots.newest(),
@@ -1125,6 +1132,9 @@ class Membership:
             return
         for wid in self._alive(self.members):
             worker = self.workers[wid]
+            agent = self.agents.get(worker.agent)
+            if agent is None or now - agent.heard > limit:
+                continue  # a host that is silent as a whole: its lease decides
             if worker.fencing or (
                 worker.proposal and worker.proposal.generation == self.generation
             ):

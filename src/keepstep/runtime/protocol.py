@@ -32,6 +32,7 @@ MAX_FRAME = 64 * 1024 * 1024  # a form message for 16,000 ranks is about 1 MiB b
 COMPRESS_ABOVE = 4096
 NONCE_BYTES = 16
 MAC_BYTES = 32
+REFUSAL = b"\0" * MAC_BYTES  # a server's answer to a wrong proof; silence means that it died
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 
@@ -103,6 +104,7 @@ class Proposal(Report):
     digest: str
     handle: str
     entry: int  # per-rank state is known for this many steps (committed, or one more)
+    member: bool = True  # it was in a generation; a spare that never was holds only what it built
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -585,9 +587,13 @@ async def connect(host: str, port: int, secret: str, timeout: float) -> Channel:
             answer = await reader.readexactly(MAC_BYTES)
         except asyncio.IncompleteReadError as error:
             writer.close()
-            raise AuthenticationError(
-                f"the coordinator at {host}:{port} refused this job's secret"
-            ) from error
+            raise EOFError(f"{host}:{port} closed the connection") from error
+        except BaseException:
+            writer.close()
+            raise
+        if answer == REFUSAL:
+            writer.close()
+            raise AuthenticationError(f"{host}:{port} refused this job's secret")
         if not hmac.compare_digest(answer, proof(key, b"server")):
             writer.close()
             raise AuthenticationError(f"{host}:{port} does not hold this job's secret")
@@ -622,6 +628,7 @@ async def accept(
         writer.close()
         raise AuthenticationError(f"{peer} gave no proof of this job's secret") from error
     if not hmac.compare_digest(answer, proof(key, b"client")):
+        writer.write(REFUSAL)
         writer.close()
         raise AuthenticationError(f"{peer} does not hold this job's secret")
     writer.write(proof(key, b"server"))

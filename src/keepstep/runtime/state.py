@@ -191,7 +191,7 @@ class State:
         self._optimizer_began = True
 
     def mark_clean(self) -> None:
-        """Remember the present state as complete (called at each commit; microseconds)."""
+        """Remember the present state as complete (at each commit: a walk over all modules)."""
         self._optimizer_began = False
         self._seen = self._fingerprint()
         self._buffers = [buffer.detach().clone() for buffer in self._live_buffers()]
@@ -274,9 +274,11 @@ def _brief(value: Any) -> Any:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two buffers hold the same bits (NaN equals NaN)."""
+    """Return whether two buffers hold the same bits."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(
-        one.isnan(), other.isnan()
-    )
+    return torch.equal(_raw(one), _raw(other))
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

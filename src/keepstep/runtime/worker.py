@@ -244,7 +244,8 @@ class Supervision:
 
     def _commit(self, count: int, began: int) -> None:
         assert self._state is not None
-        self._check()
+        # No look at halts here: the state has changed, a halt from now on finds a complete step.
+        self.groups.check()
         self.progress.enter(Phase.COMMIT)
         record = self._capture_record()
         self._records.write(count, is_commit=True, data=record)
@@ -370,6 +371,7 @@ class Supervision:
                 digest=digest,
                 handle=self.groups.handle(),
                 entry=entry,
+                member=self.generation > 0,
             )
         )
         return encoded
