@@ -1,9 +1,12 @@
 """DDP, sub-groups and a DeviceMesh through a replacement."""
 
 import sys
-import torch, torch.distributed as dist
-import keepstep
+
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+
+import keepstep
 
 job = keepstep.join()
 torch.manual_seed(0)
