@@ -11,15 +11,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import typer
 
+from keepstep.cli import run
+from keepstep.exit_codes import ExitCode
 from keepstep.runtime import one_sided
 from keepstep.runtime.config import transport_asked
 from keepstep.runtime.exchange import Offer, fetch_state
-from keepstep.runtime.group import _tcp_sockets
+from keepstep.runtime.group import Groups
 from keepstep.runtime.one_sided import Endpoints, Giver
 from keepstep.runtime.state import Encoded, digest_of, encode
 from keepstep.runtime.transfer import ByteServer
@@ -128,9 +132,10 @@ def ready(readers: int) -> Endpoints:
 
 
 @needs_nixl
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_state_is_read_out_of_the_donors_memory(
-    count: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     endpoints = ready(count)
     with donors(*[""] * count) as (addresses, found):
@@ -140,15 +145,15 @@ def test_the_state_is_read_out_of_the_donors_memory(
 
 
 @needs_nixl
+@pytest.mark.slow
 def test_a_tensor_that_arrives_damaged_comes_again_over_tcp() -> None:
     with donors("damaged", "") as (addresses, _):
         assert digest(fetch(addresses, ready(2))) == digest(a_state())
 
 
 @needs_nixl
-def test_a_donor_that_dies_in_the_middle_is_replaced_by_the_other_in_time(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.slow
+def test_a_donor_that_dies_in_the_middle_costs_its_share_only() -> None:
     endpoints = ready(2)
     with donors("dies", "") as (addresses, _):
         shares, tensors, began = [[2, 4], [3]], encode(a_state()).tensors, time.monotonic()
@@ -160,6 +165,7 @@ def test_a_donor_that_dies_in_the_middle_is_replaced_by_the_other_in_time(
 
 
 @needs_nixl
+@pytest.mark.slow
 def test_a_donor_that_stops_does_not_hang_the_receiver() -> None:
     endpoints = ready(1)
     with donors("stops") as (addresses, _):
@@ -171,10 +177,15 @@ def test_a_donor_that_stops_does_not_hang_the_receiver() -> None:
 
 
 @needs_nixl
-def test_endpoints_open_no_connection_that_could_be_taken_for_one_of_gloo() -> None:
-    before = _tcp_sockets(besides_port=0)
+@pytest.mark.slow
+def test_connections_of_endpoints_made_before_are_not_taken_for_gloos() -> None:
+    store: Any = SimpleNamespace(port=0)
+    groups = Groups(backend="gloo", device=torch.device("cpu"), store=store, wid=0)
     endpoints = ready(2)
-    assert _tcp_sockets(besides_port=0) == before
+    before = groups._peer_sockets()
+    assert before, "nixl opens none any more: the wait before Ready can go"
+    groups._note_sockets(before)
+    assert groups._sockets == {}
     assert len(endpoints.take_readers(5)) == 2
 
 
@@ -287,3 +298,13 @@ def test_the_transport_is_what_the_run_asks_for(environment: dict[str, str], wan
 def test_an_unknown_transport_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="KEEPSTEP_TRANSPORT=rdma: wanted one of auto, tcp, nixl"):
         transport_asked({"KEEPSTEP_TRANSPORT": "rdma"})
+
+
+def test_keepstep_run_refuses_an_unknown_transport_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KEEPSTEP_TRANSPORT", "rdma")
+    with pytest.raises(typer.Exit) as caught:
+        run._check_transport()
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert "wanted one of auto, tcp, nixl" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from keepstep.cli.run_summary import render_summary
 from keepstep.cli.run_view import Narrator, RunView
 from keepstep.exit_codes import ExitCode
 from keepstep.runtime import inject
+from keepstep.runtime.config import transport_asked
 from keepstep.runtime.protocol import new_secret
 from keepstep.runtime.session import InfrastructureError, RunRequest, Session, port_is_free
 from keepstep.runtime.settings import Settings, contradiction
@@ -135,6 +136,7 @@ def _request(
         _refuse(f"{script}: no such script (looked in {Path.cwd()})")
     _one_of("--backend", backend, BACKENDS)
     _one_of("--on-loss", on_loss, ON_LOSS)
+    _check_transport()
     if workers < 1 or spares < 0 or max_recoveries < 0:
         _refuse("--workers must be 1 or more, --spares and --max-recoveries 0 or more")
     low, high = _hosts(nnodes)
@@ -209,6 +211,13 @@ def _hosts(text: str) -> tuple[int, int]:
     if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1:
         _refuse(f"--nnodes {text}: wanted N or MIN:MAX, for example 2 or 2:3")
     return int(low), int(high or low)
+
+
+def _check_transport() -> None:
+    try:
+        transport_asked(os.environ)
+    except ValueError as error:
+        _refuse(str(error))
 
 
 def _address(text: str) -> tuple[str, int]:

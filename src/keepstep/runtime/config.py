@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keepstep.runtime.inject import Injection
 
 ENVIRONMENT = "KEEPSTEP_WORKER"
+TRANSPORT = "KEEPSTEP_TRANSPORT"
+TRANSPORTS = ("auto", "tcp", "nixl")
+
+
+def transport_asked(environment: Mapping[str, str]) -> str:
+    """Return how replicated state moves: ``tcp``, or ``nixl`` where a run asks for it.
+
+    ``auto``, the default, is TCP: on one host it was faster at every size from 1 to 256 MiB, with
+    one donor and with two (benchmarks/README.md), and it has nothing to prepare.
+
+    Raises:
+        ValueError: another value.
+    """
+    asked = environment.get(TRANSPORT, "auto")
+    if asked not in TRANSPORTS:
+        raise ValueError(f"{TRANSPORT}={asked}: wanted one of {', '.join(TRANSPORTS)}")
+    return "tcp" if asked == "auto" else asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +20,9 @@ from keepstep.runtime.buffers import buffer_of
 from keepstep.runtime.protocol import AuthenticationError
 from keepstep.runtime.state import Encoded, decode, digest_of, empty_tensors
 from keepstep.runtime.transfer import TransferError, client
+
+if TYPE_CHECKING:
+    from keepstep.runtime.one_sided import Endpoints, Giver
 
 OPEN_WITHIN = 10.0  # seconds that a receiver's request waits for the donor to reach the same point
 
@@ -30,8 +34,9 @@ class CorruptStateError(Exception):
 class Offer:
     """A donor's state while receivers take it."""
 
-    def __init__(self, receivers: int) -> None:
-        """Nothing is offered until ``open``."""
+    def __init__(self, receivers: int, giver: Giver | None = None) -> None:
+        """Nothing is offered until ``open``; with ``giver`` also to be read one-sidedly."""
+        self._giver = giver
         self._condition = threading.Condition()
         self._generation = -1
         self._waiting: set[int] = set()
@@ -42,6 +47,7 @@ class Offer:
     def open(self, generation: int, encoded: Encoded, receivers: int) -> None:
         """Offer ``encoded`` to ``receivers`` members of ``generation``."""
         with self._condition:
+            self._finish_giving()
             self._generation, self._encoded = generation, encoded
             self._manifest = encoded.manifest()
             self._waiting, self._receivers = set(), receivers
@@ -51,6 +57,11 @@ class Offer:
         """Offer nothing any more."""
         with self._condition:
             self._encoded = None
+            self._finish_giving()
+
+    def _finish_giving(self) -> None:
+        if self._giver is not None:
+            self._giver.finish()
 
     def wait(self, timeout: float) -> bool:
         """Return whether every receiver is done, waiting ``timeout`` seconds at most."""
@@ -58,7 +69,10 @@ class Offer:
             return self._condition.wait_for(lambda: len(self._waiting) >= self._receivers, timeout)
 
     def provide(self, name: str) -> list[bytes | memoryview] | None:
-        """Answer one request: ``state/GENERATION/(manifest|tensors/I,J,..|done/WID)``."""
+        """Answer one request: ``state/GENERATION/WHAT``.
+
+        WHAT is ``manifest``, ``tensors/I,J,..``, ``one-sided/...`` or ``done/WID``.
+        """
         parts = name.split("/")
         if len(parts) < 3 or parts[0] != "state":
             return None
@@ -75,6 +89,9 @@ class Offer:
             return [self._manifest]
         if parts[0] == "tensors":
             return [buffer_of(self._encoded.tensors[int(i)]) for i in parts[1].split(",")]
+        if parts[0] == "one-sided" and self._giver is not None:
+            found = self._giver.provide(parts[1:], self._encoded.tensors)
+            return None if found is None else [*found]
         if parts[0] == "done":
             self._waiting.add(int(parts[1]))
             self._condition.notify_all()
@@ -83,7 +100,13 @@ class Offer:
 
 
 def fetch_state(
-    addresses: list[str], generation: int, digest: str, secret: str, timeout: float, receiver: int
+    addresses: list[str],
+    generation: int,
+    digest: str,
+    secret: str,
+    timeout: float,
+    receiver: int,
+    endpoints: Endpoints | None = None,
 ) -> Any:
     """Return the replicated state of a generation's donors, a part from each.
 
@@ -94,6 +117,7 @@ def fetch_state(
         secret: the job's secret.
         timeout: seconds for every single read.
         receiver: number of this worker, for the donors' count.
+        endpoints: to read one-sidedly; what does not come this way is taken over TCP.
 
     Raises:
         CorruptStateError, TransferError: no donor gave the agreed state.
@@ -102,7 +126,11 @@ def fetch_state(
     manifest = _agreed_manifest(addresses, generation, digest, secret, limit)
     entries = manifest["tensors"]
     tensors = empty_tensors(manifest)
-    shares = _split([buffer_of(tensor).nbytes for tensor in tensors], len(addresses))
+    sizes = [tensor.nbytes for tensor in tensors]
+    if endpoints is not None:
+        arrived = _read_one_sided(endpoints, addresses, generation, sizes, tensors, secret, limit)
+        sizes = [0 if index in arrived else size for index, size in enumerate(sizes)]
+    shares = _split(sizes, len(addresses))
     with ThreadPoolExecutor(len(addresses)) as pool:
         jobs = [
             pool.submit(_fetch_share, address, generation, share, tensors, secret, limit)
@@ -114,6 +142,32 @@ def fetch_state(
         _refetch(addresses, generation, index, tensors, entries, secret, limit)
     _confirm(addresses, generation, receiver, secret, limit)
     return decode(manifest["tree"], tensors)
+
+
+def _read_one_sided(
+    endpoints: Endpoints,
+    addresses: list[str],
+    generation: int,
+    sizes: list[int],
+    tensors: list[torch.Tensor],
+    secret: str,
+    timeout: float,
+) -> set[int]:
+    """Return the numbers of the tensors that came this way."""
+    from keepstep.runtime import one_sided
+
+    readers = endpoints.take_readers(min(len(addresses), sum(size > 0 for size in sizes)))
+    shares = _split(sizes, len(readers)) if readers else []
+    arrived = set()
+    problems = [] if readers or not any(sizes) else ["no endpoint is ready"]
+    for share, problem in one_sided.take(
+        readers, addresses, generation, shares, tensors, secret, timeout
+    ):
+        arrived.update([] if problem else share)
+        problems += [problem] if problem else []
+    if problems:
+        print(f"keepstep: state comes over TCP: {'; '.join(problems)}", file=sys.stderr, flush=True)
+    return arrived
 
 
 def _agreed_manifest(

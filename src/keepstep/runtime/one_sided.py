@@ -7,6 +7,7 @@ What is measured about torch 2.15.0 with nixl 1.5.1 and decides the shape of thi
 
 - An endpoint takes 0.4 s and more to make and can read from one peer in its life. All are made
   ahead of time, in the background, and none is made again: a process receives this way once.
+  Making one opens TCP connections, so it has to end before gloo's are looked for (``group``).
 - With a progress thread an endpoint polls without pause, at the cost of a core. There is none;
   a donor makes progress in a thread of its own while receivers read, and only then.
 - Every registered tensor costs milliseconds to describe and to read. A donor copies what a
@@ -22,6 +23,7 @@ import importlib.util
 import itertools
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -49,8 +51,11 @@ def is_installed() -> bool:
 
 
 def _new_endpoint() -> Any:
+    import nixl  # noqa: F401  (sets the level of its logger, which writes to standard output)
     from torch.distributed._transport import new_transport
 
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        logging.getLogger("nixl").setLevel(logging.WARNING)
     return new_transport("nixl", "cpu", enable_prog_thread=False)
 
 
@@ -71,7 +76,6 @@ class Endpoints:
     def _make(self, readers: int, create: Callable[[], Any]) -> None:
         # A process without endpoints gives and takes over TCP, whatever the reason.
         with contextlib.suppress(Exception):
-            logging.getLogger("nixl").setLevel(logging.WARNING)
             for _ in range(readers):
                 endpoint = create()
                 with self._lock:
@@ -170,7 +174,7 @@ def take(
     tensors: list[torch.Tensor],
     secret: str,
     timeout: float,
-) -> list[int]:
+) -> list[tuple[list[int], str]]:
     """Replace ``tensors`` by what was read from the donors, a share from each; unchecked.
 
     Args:
@@ -180,62 +184,63 @@ def take(
         shares: numbers of the tensors to take from each donor.
         tensors: dtypes and shapes; those that arrive are replaced.
         secret: the job's secret.
-        timeout: seconds until what is missing is left to somebody else.
+        timeout: seconds without progress until a read is given up.
 
     Returns:
-        The numbers of the tensors that did not arrive.
+        Every share with the reason why it did not arrive, empty if it did.
     """
-    deadline = time.monotonic() + timeout
     readers = [
         _Reader(endpoint, f"state/{generation}/one-sided", [tensors[index] for index in share])
         for endpoint, share in zip(endpoints, shares, strict=True)
     ]
-    for reader, address, share in zip(readers, addresses, shares, strict=True):
-        reader.start(address, share, secret, deadline)
-    missing = []
+    for reader, address, share in zip(readers, addresses, shares, strict=False):
+        reader.start(address, share, secret, timeout)
+    results = []
     for reader, share in zip(readers, shares, strict=True):
-        arrived = reader.result(deadline)
-        if arrived is None:
-            missing += share
-            continue
-        for index, tensor in zip(share, arrived, strict=True):
-            tensors[index] = tensor
-    return missing
+        problem = reader.wait(timeout)
+        results.append((share, problem))
+        if not problem:
+            for index, tensor in zip(share, reader.arrived, strict=True):
+                tensors[index] = tensor
+    return results
 
 
 class _Reader:
-    """One read from one donor, in a thread that is left alone when it takes too long."""
+    """One read from one donor, in a thread that is left alone when it makes no progress."""
 
     def __init__(self, endpoint: Any, path: str, like: list[torch.Tensor]) -> None:
         self._endpoint, self._path, self._like = endpoint, path, like
-        self._arrived: list[torch.Tensor] | None = None
         self._thread: threading.Thread | None = None
+        self._moved = time.monotonic()
+        self._problem = ""
+        self.arrived: list[torch.Tensor] = []
 
-    def start(self, address: str, share: list[int], secret: str, deadline: float) -> None:
-        arguments = (address, share, secret, deadline)
+    def start(self, address: str, share: list[int], secret: str, timeout: float) -> None:
+        arguments = (address, share, secret, timeout)
         self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
 
-    def result(self, deadline: float) -> list[torch.Tensor] | None:
-        """Return the tensors, None if they did not come."""
+    def wait(self, timeout: float) -> str:
+        """Return why the tensors did not arrive; nothing if they did."""
         assert self._thread is not None
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self._arrived
+        while self._thread.is_alive():
+            if time.monotonic() - self._moved > timeout:
+                return f"no progress for {timeout:g} s"
+            self._thread.join(0.05)
+        return self._problem
 
-    def _run(self, address: str, share: list[int], secret: str, deadline: float) -> None:
-        # Whatever goes wrong in a library that is not ours, TCP is still there.
-        with contextlib.suppress(Exception):
-            if not share:
-                self._arrived = []
-                return
-            with client(address, secret, max(0.1, deadline - time.monotonic())) as control:
+    def _run(self, address: str, share: list[int], secret: str, timeout: float) -> None:
+        try:
+            with client(address, secret, timeout) as control:
                 asked = f"{self._path}/take/{','.join(map(str, share))}"
                 offer = json.loads(control.read(asked))
-                buffer = self._read(offer, control, deadline)
+                buffer = self._read(offer, control, timeout)
                 control.read(f"{self._path}/end/{offer['number']}")
-            self._arrived = _unpacked(buffer, self._like)
+            self.arrived = _unpacked(buffer, self._like)
+        except Exception as error:  # of libraries that are not ours; there is still TCP
+            self._problem = f"{address}: {type(error).__name__}: {error}"
 
-    def _read(self, offer: dict[str, Any], control: ByteClient, deadline: float) -> torch.Tensor:
+    def _read(self, offer: dict[str, Any], control: ByteClient, timeout: float) -> torch.Tensor:
         from torch.distributed._transport.nixl import NIXLRemoteBuffer
 
         remote = NIXLRemoteBuffer.deserialize(offer["buffer"].encode())
@@ -246,20 +251,22 @@ class _Reader:
         self._endpoint.connect(base64.b64decode(offer["peer"]))
         memory = self._endpoint.register_memory(buffer)
         for start in range(0, size, CHUNK):
+            self._moved = time.monotonic()
             length = min(CHUNK, size - start)
             part = replace(remote, address=remote.address + start, length=length)
             view = memory.to_mutable_view(start, length)
-            _wait(self._endpoint.read(view, part, async_op=True), control, deadline)
+            _wait(self._endpoint.read(view, part, async_op=True), control, timeout)
         self._endpoint.close()
         return buffer
 
 
-def _wait(work: Any, control: ByteClient, deadline: float) -> None:
+def _wait(work: Any, control: ByteClient, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
     while not work.is_completed():
         if control.is_closed():
             raise OneSidedError("the donor is gone")
         if time.monotonic() > deadline:
-            raise OneSidedError("the read takes too long")
+            raise OneSidedError(f"no progress for {timeout:g} s")
         time.sleep(POLL)
     if work.exception() is not None:
         raise OneSidedError(str(work.exception()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import select
 import socket
 import struct
 import threading
@@ -114,6 +115,12 @@ class ByteClient:
         if size != wanted:
             raise TransferError(f"{self.address} has {size} bytes of {name}, wanted {wanted}")
         self._read_into(buffers)
+
+    def is_closed(self) -> bool:
+        """Return whether the other end is gone. To be asked between two requests."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the connection."""

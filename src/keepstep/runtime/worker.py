@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
-from keepstep.runtime.config import WorkerConfig
+from keepstep.runtime.config import WorkerConfig, transport_asked
 from keepstep.runtime.exchange import Offer, fetch_payload, fetch_state
 from keepstep.runtime.failures import origin_of
 from keepstep.runtime.group import Groups
@@ -32,6 +33,11 @@ from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, digest_of
 from keepstep.runtime.transfer import ByteServer, client
+
+if TYPE_CHECKING:
+    from keepstep.runtime.one_sided import Endpoints, Giver
+
+ENDPOINTS_WITHIN = 30.0  # seconds; they are made while the script builds its model
 
 
 class HaltedError(Exception):
@@ -61,7 +67,8 @@ class Supervision:
         self._link.send(p.Joined(wid=config.wid, torch=torch.__version__))
         self._records = vault.RankRecordWriter(self._vault, config.wid)
         self._samples = SampleNotes()
-        self._offer = Offer(receivers=0)
+        self._endpoints = self._make_endpoints()
+        self._offer = Offer(receivers=0, giver=_giver(self._endpoints))
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._injector = Injector(list(config.injections), self._announce, self._flip_bit)
         self._busy_began = self._collective_began = 0.0
@@ -83,6 +90,20 @@ class Supervision:
         groups = Groups(backend=config.backend, device=device, store=store, wid=config.wid)
         groups.initialise(config.world_size)
         return groups
+
+    _endpoints: Endpoints | None = None
+
+    def _make_endpoints(self) -> Endpoints | None:
+        """Begin to make what one-sided transfers need, if this run asks for them."""
+        if transport_asked(os.environ) != "nixl":
+            return None
+        from keepstep.runtime import one_sided
+
+        if not one_sided.is_installed():
+            print("keepstep: nixl is not installed; state moves over TCP", file=sys.stderr)
+            return None
+        is_member_later = self.config.wid >= self.config.world_size
+        return one_sided.Endpoints(one_sided.READ_ENDPOINTS if is_member_later else 0)
 
     def _announce(self, index: int, step: int) -> None:
         self._link.send(p.Fired(wid=self.config.wid, index=index, step=step))
@@ -167,6 +188,10 @@ class Supervision:
         state.mark_clean()
         encoded = state.encode_replicated()
         self.progress.enter(Phase.WAITING)
+        if self._endpoints is not None:
+            # Making them opens TCP connections; during a change of members these would be taken
+            # for connections of gloo. None begins before this worker has said that it is ready.
+            self._endpoints.wait(ENDPOINTS_WITHIN)
         address = f"{self.config.host}:{self._server.port}"
         self._link.send(
             p.Ready(
@@ -460,6 +485,7 @@ class Supervision:
             self.config.secret,
             form.timeout,
             receiver=self.config.wid,
+            endpoints=self._endpoints,
         )
         self._state.load_replicated(value)
 
@@ -487,6 +513,14 @@ class Supervision:
                 handle=self.groups.handle(),
             )
         )
+
+
+def _giver(endpoints: Endpoints | None) -> Giver | None:
+    if endpoints is None:
+        return None
+    from keepstep.runtime import one_sided
+
+    return one_sided.Giver(endpoints)
 
 
 def _own_gpu(wid: int) -> torch.device:
