@@ -28,7 +28,7 @@ RANKS = 3
 SPARES = 3
 KINDS = ["kill", "segv", "exit", "raise", "stop", "hang", "gil", "oom", "corrupt"]
 BY_NAME = ["spare", "coordinator"]
-HUNG_AFTER = 400.0  # seconds; an undisturbed run takes a tenth of it
+HUNG_AFTER = 600.0  # seconds; an undisturbed run takes a tenth of it
 
 
 def random_faults(chance: random.Random) -> list[str]:

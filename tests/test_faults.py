@@ -15,7 +15,7 @@ from tests.running import BYTELM, Run, inject, run
 STEPS = 24
 SCRIPT = (BYTELM, "--steps", str(STEPS), "--seed", "3")
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(700)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.running import BYTELM, Run, inject, run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(700)
 
 
 def both(folder: Path, script: tuple[str, ...]) -> tuple[Run, Run]:

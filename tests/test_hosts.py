@@ -13,7 +13,7 @@ import pytest
 from tests.running import BYTELM, KEEPSTEP, ROOT, collect, environment
 from tests.virtual_hosts import VirtualHost, virtual_hosts, why_not
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 PORT = "29400"
 SECRET = "a" * 64
 
@@ -72,7 +72,7 @@ def test_a_host_that_is_cut_off_fences_itself_and_comes_back(
     lead = first(one, tmp_path, *options, steps=260)
     joined = other(two, one, tmp_path, *options, steps=260)
     try:
-        wait_for_event(tmp_path, "live", within=90)
+        wait_for_event(tmp_path, "live", within=180)
         time.sleep(2)  # some steps in peace
         two.cut_off()
         wait_for_event(tmp_path, "live", within=60, count=2)

@@ -24,7 +24,7 @@ from tests.running import (
     run,
 )
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 
 def refused(*arguments: str, **variables: str) -> str:
@@ -135,7 +135,7 @@ def test_an_ended_run_leaves_no_process(
 ) -> None:
     process, family = running
     process.send_signal(number)
-    assert process.wait(20) == code
+    assert process.wait(60) == code
     assert all_gone(family, within=10)
 
 
@@ -146,7 +146,7 @@ def test_the_same_script_runs_under_plain_torchrun() -> None:
         env=environment(CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "step 0 loss" in done.stdout
