@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import CRASH_LOOP, START_FAILURES, Membership, Phase
+from keepstep.runtime.membership import CRASH_LOOP, START_FAILURES, Membership
+from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
 
@@ -694,14 +696,14 @@ def test_a_straggler_that_dies_on_its_way_out_is_replaced_once() -> None:
 def test_messages_of_unknown_agents_and_workers_change_nothing() -> None:
     sim = one_host()
     sim.until_step(5)
-    before = sim.job.to_record()
+    before = journal.to_record(sim.job)
     sim.job.on_message(
         "nobody",
         p.Exited(wid=0, fault="kill", code=-9, committed=5, entry=5, ago=0.0, joined=True),
         sim.now,
     )
     sim.job.on_message("host0", p.Joined(wid=99, torch=""), sim.now)
-    after = sim.job.to_record()
+    after = journal.to_record(sim.job)
     assert {**after, "agents": 0} == {**before, "agents": 0}
 
 

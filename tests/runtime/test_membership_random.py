@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.runtime.membership import Phase
+from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
 FAULTS = ("kill", "kill", "hang", "raise", "break", "restart", "crash", "blink", "hold", "nothing")

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import Membership, Phase
+from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
 
@@ -40,8 +41,8 @@ def test_a_journal_is_json_and_gives_an_equal_job() -> None:
     sim.until_step(6)
     sim.kill(0)
     sim.until_step(9)
-    record = json.loads(json.dumps(sim.job.to_record()))
-    again = Membership.from_record(record, sim.now).to_record()
+    record = json.loads(json.dumps(journal.to_record(sim.job)))
+    again = journal.to_record(journal.from_record(record, sim.now))
     again["recoveries"]["coordinator_restarts"] -= 1
     for agent in [*record["agents"], *again["agents"]]:
         del agent["connected"], agent["heard"]

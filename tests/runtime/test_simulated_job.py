@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import ALL, Membership, Phase
+from keepstep.runtime.membership import ALL, Membership
 from keepstep.runtime.progress import Phase as Doing
+from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
 
 ROUND = 0.1  # seconds; members that can commit one step a round
@@ -206,7 +208,7 @@ class SimulatedJob:
     def restart_coordinator(self, *, introduce: bool = True) -> None:
         """Take up the job from the journal; agents introduce themselves."""
         self.crash_coordinator()
-        self.job = Membership.from_record(json.loads(json.dumps(self.journal)), self.now)
+        self.job = journal.from_record(json.loads(json.dumps(self.journal)), self.now)
         self.coordinator_up = True
         if introduce:
             for name, agent in self.agents.items():
@@ -244,7 +246,7 @@ class SimulatedJob:
             return
         if self.job.changed:
             self.job.changed = False
-            self.journal = json.loads(json.dumps(self.job.to_record()))
+            self.journal = json.loads(json.dumps(journal.to_record(self.job)))
         outbox, self.job.outbox = self.job.outbox, []
         self.events += self.job.events
         self.job.events = []

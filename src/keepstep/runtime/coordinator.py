@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import ALL, Membership, Phase
+from keepstep.runtime.membership import ALL, Membership
 from keepstep.runtime.overview import Overviews
+from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
 from keepstep.runtime.store import die_with_parent
 from keepstep.runtime.summary import summarise
@@ -133,7 +135,7 @@ class Coordinator:
         job = self.job
         if job.changed:
             job.changed = False
-            write_journal(Path(self.config.journal), job.to_record())
+            journal.write(Path(self.config.journal), journal.to_record(job))
         outbox, job.outbox = job.outbox, []
         for name, message in outbox:
             self._deliver(name, message)
@@ -184,22 +186,12 @@ class Coordinator:
             channel.send(message)
 
 
-def write_journal(path: Path, record: dict[str, Any]) -> None:
-    """Replace the journal: whole or not at all, also after a power cut."""
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "w") as file:
-        json.dump(record, file, separators=(",", ":"))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
 def load_job(config: CoordinatorConfig) -> Membership:
     """Return the job in the journal, or a new one."""
-    journal = Path(config.journal)
+    path = Path(config.journal)
     now = time.monotonic()
-    if journal.exists():
-        job = Membership.from_record(json.loads(journal.read_text()), now)
+    if path.exists():
+        job = journal.from_record(json.loads(path.read_text()), now)
     else:
         job = Membership(settings=Settings(**config.settings), store=config.store)
         job.born = now

@@ -1,9 +1,8 @@
 """The decisions of a job, without any input or output: messages in, messages out.
 
 ``Membership`` is the coordinator's mind. It is told what agents and workers say and what time it
-is; it answers with messages to agents and with facts for the event log. It can be written to disk
-(``to_record``) and taken up by another process (``from_record``): what agents repeat in their
-``Hello`` fills in the rest.
+is; it answers with messages to agents and with facts for the event log. Another process can take
+it up (``journal``): what agents repeat in their ``Hello`` fills in the rest.
 
 One change of members goes through these phases::
 
@@ -16,7 +15,6 @@ said what it holds. Only then is the next generation formed: fence first, reconf
 from __future__ import annotations
 
 import dataclasses
-import enum
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,6 +31,7 @@ from keepstep.runtime.decide import (
 )
 from keepstep.runtime.detect import StragglerWindow, Suspicion, find_stalls, worth_swapping
 from keepstep.runtime.recoveries import Recoveries
+from keepstep.runtime.roster import Agent, Change, Phase, Worker
 from keepstep.runtime.settings import START_ALLOWANCE, Settings, Times
 from keepstep.runtime.snapshots import SnapshotRegistry
 
@@ -45,68 +44,6 @@ BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 RECALL_LIMIT = 2.0  # seconds to wait for what a mirror kept of a lost host
 SWAP_COST = 1.0  # seconds: assumed cost of a swap before one was measured
-
-
-class Phase(enum.StrEnum):
-    """Where the job is."""
-
-    GATHERING = "gathering"
-    LIVE = "live"
-    HALTING = "halting"
-    FORMING = "forming"
-    FINISHING = "finishing"
-    ENDED = "ended"
-
-
-@dataclass(slots=True)
-class Agent:
-    """One host's agent."""
-
-    name: str
-    host: str
-    address: str
-    ranks: int  # how many ranks of the first generation it brings
-    slots: int  # worker processes, spares included
-    connected: bool = True
-    heard: float = 0.0
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker process, from launch to exit."""
-
-    wid: int
-    agent: str
-    launched: float
-    first_rank: int = 0  # RANK in its environment
-    pid: int = 0  # 0: not told yet
-    joined: bool = False
-    ready: p.Ready | None = None
-    handle: str = ""
-    proposal: p.Proposal | None = None
-    done: p.Done | None = None
-    failed: p.StepFailed | None = None
-    progress: p.Progress | None = None
-    formed: int = 0
-    proven: bool = False  # has committed a step
-    known: int = -1  # after its loss: step count for which its per-rank state is known
-    keeper: str = ""  # address of the vault that has it, when its own host is lost
-    recalled: float | None = None  # since when we wait to hear what the mirror has
-    fencing: str = ""  # why it is being fenced
-    gone: bool = False
-    exit_code: int | None = None
-
-
-@dataclass(slots=True)
-class Change:
-    """A change of members under way."""
-
-    began: float
-    drain: int | None = None  # a healthy worker to replace once all are at the boundary
-    at_step: int | None = None  # planned: halt after this many committed steps
-    distrust: bool = False  # live states differ: go back to a snapshot
-    waiting_since: float | None = None  # no spare is ready
-    halted: bool = False
 
 
 @dataclass(slots=True)
@@ -1152,97 +1089,6 @@ class Membership:
                 self._record_fault(wid, "hang", "replace", self.form_began)
                 self._fence(wid, "did not enter the new generation in time")
         self._begin_change("a member did not enter the new generation in time")
-
-    # --- durability ---------------------------------------------------------------------------
-
-    def to_record(self) -> dict[str, Any]:
-        """Return what another coordinator needs to take up the job, as JSON values."""
-        return {
-            "settings": dataclasses.asdict(self.settings),
-            "store": self.store,
-            "phase": self.phase,
-            "generation": self.generation,
-            "slots": self.slots,
-            "owners": self.owners,
-            "start_step": self.start_step,
-            "steps": self.steps,
-            "next_wid": self.next_wid,
-            "fired": sorted(self.fired),
-            "failures_at": {str(k): v for k, v in self.failures_at.items()},
-            "generations": self.generations,
-            "outcome": self.outcome,
-            "why": self.why,
-            "exit_code": self.exit_code,
-            "final_digest": self.final_digest,
-            "lived": self.lived,
-            "form_failures": self.form_failures,
-            "failing_step": self.failing_step,
-            "agents": [dataclasses.asdict(agent) for agent in self.agents.values()],
-            "workers": [
-                [
-                    w.wid,
-                    w.agent,
-                    w.launched,
-                    w.first_rank,
-                    w.gone,
-                    w.known,
-                    w.fencing,
-                    w.proven,
-                    w.keeper,
-                ]
-                for w in self.workers.values()
-            ],
-            "snapshots": self.snapshots.to_record(),
-            "recoveries": self.recoveries.to_record(),
-            "step_seconds": self.step_seconds[-16:],
-        }
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any], now: float) -> Membership:
-        """Take up a job; agents get a full lease from ``now`` to report."""
-        found = cls(settings=Settings(**record["settings"]), store=record["store"], now=now)
-        found.phase = Phase(record["phase"])
-        for name in (
-            "generation",
-            "slots",
-            "owners",
-            "start_step",
-            "steps",
-            "next_wid",
-            "generations",
-            "outcome",
-            "why",
-            "exit_code",
-            "final_digest",
-            "lived",
-            "form_failures",
-            "failing_step",
-            "step_seconds",
-        ):
-            setattr(found, name, record[name])
-        found.fired = set(record["fired"])
-        found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
-        for entry in record["agents"]:
-            found.agents[entry["name"]] = Agent(**{**entry, "connected": False, "heard": now})
-        for wid, agent, launched, rank, gone, known, fencing, proven, keeper in record["workers"]:
-            found.workers[wid] = Worker(
-                wid,
-                agent,
-                launched,
-                first_rank=rank,
-                gone=gone,
-                known=known,
-                fencing=fencing,
-                proven=proven,
-                keeper=keeper,
-            )
-        found.snapshots = SnapshotRegistry.from_record(record["snapshots"])
-        found.recoveries = Recoveries.from_record(record["recoveries"], now)
-        found.recoveries.coordinator_restarts += 1
-        if found.phase in (Phase.HALTING, Phase.FORMING):
-            found.change = Change(now)
-        found.form_began = now
-        return found
 
 
 _PROGRESS_FIELDS = [entry.name for entry in dataclasses.fields(p.Progress)]

@@ -78,7 +78,7 @@ def _broadcast(tensor: torch.Tensor, device: torch.device) -> None:
     data = torch.frombuffer(bytearray(buffer_of(tensor)), dtype=torch.uint8).to(device)
     if data.numel():
         dist.broadcast(data, src=0)
-        buffer_of(tensor)[:] = bytes(data.cpu().untyped_storage())
+        buffer_of(tensor)[:] = buffer_of(data.cpu())
 
 
 def payload_parts(encoded: Encoded, manifest: bytes) -> list[bytes | memoryview]:
