@@ -19,7 +19,13 @@ from keepstep.exit_codes import ExitCode
 from keepstep.runtime import inject
 from keepstep.runtime.config import transport_asked
 from keepstep.runtime.protocol import new_secret
-from keepstep.runtime.session import InfrastructureError, RunRequest, Session, port_is_free
+from keepstep.runtime.session import (
+    InfrastructureError,
+    RunRequest,
+    Session,
+    free_port,
+    port_is_free,
+)
 from keepstep.runtime.settings import Settings, contradiction
 
 if TYPE_CHECKING:
@@ -96,6 +102,7 @@ def run(
         max_recoveries=max_recoveries,
         injections=injections or [],
         events=events,
+        summary=summary,
         port=port,
         metrics_port=metrics_port,
     )
@@ -128,6 +135,7 @@ def _request(
     max_recoveries: int,
     injections: list[str],
     events: Path | None,
+    summary: Path | None,
     port: int,
     metrics_port: int,
 ) -> RunRequest:
@@ -156,6 +164,14 @@ def _request(
         plan = tuple(inject.parse(injections, settings.world_size))
     except ValueError as error:
         _refuse(str(error))
+    _check_host(host)
+    for option, path in (("--events", events), ("--summary", summary)):
+        _check_output(option, path)
+    if high > 1 and join is None and not os.environ.get("KEEPSTEP_SECRET"):
+        _refuse(
+            f"--nnodes {nnodes} needs a secret that every host knows: "
+            "export KEEPSTEP_SECRET=$(openssl rand -hex 32) on each of them"
+        )
     if port and join is None and not port_is_free(host, port):
         _refuse(f"--port {port}: in use on {host}; choose another, or 0 for any free one")
     if metrics_port and not port_is_free(host, metrics_port):
@@ -199,6 +215,23 @@ def _check_torch() -> None:
             "2.15 or newer (pip install 'torch>=2.15'). With this torch the same script runs "
             "unsupervised under torchrun"
         )
+
+
+def _check_host(host: str) -> None:
+    try:
+        free_port(host)
+    except OSError as error:
+        _refuse(f"--host {host}: this machine does not have that address ({error.strerror})")
+
+
+def _check_output(option: str, path: Path | None) -> None:
+    """Refuse before the job what could not be written after it."""
+    if path is None:
+        return
+    folder = path.resolve().parent
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        what = "is a folder" if path.is_dir() else f"{folder} is missing or not writable"
+        _refuse(f"{option} {path}: {what}; name a file in a folder that you can write to")
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

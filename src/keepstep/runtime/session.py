@@ -72,8 +72,9 @@ class Session:
 
     async def run(self) -> RunResult:
         """Run the job; no process is left when this returns."""
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="keepstep-", dir=base))
+        base = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+        _remove_leftovers(base)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"keepstep-{os.getpid()}-", dir=base))
         try:
             return await self._run()
         finally:
@@ -254,6 +255,14 @@ def port_is_free(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _remove_leftovers(base: Path) -> None:
+    """Remove the folders of runs that were killed: they fill the memory of the host."""
+    for folder in base.glob("keepstep-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            _remove_tree(folder)
 
 
 def _remove_tree(folder: Path) -> None:

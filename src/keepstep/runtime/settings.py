@@ -65,7 +65,7 @@ class Times:
     @property
     def poll(self) -> float:
         """Time between two looks at the progress records: a stall is seen this much late."""
-        return min(0.1, max(0.02, self.patience / 40))
+        return min(0.1, max(0.02, self.patience / 20))
 
     @property
     def leave_step(self) -> float:
