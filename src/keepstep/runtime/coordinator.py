@@ -62,6 +62,7 @@ class Coordinator:
     overviews: Overviews = field(default_factory=Overviews)
     _end_seen: float = 0.0
     _summary_sent: bool = False
+    _flush_due: bool = False
 
     async def run(self) -> None:
         """Serve until the job has ended and its agents have left."""
@@ -90,7 +91,7 @@ class Coordinator:
             name = hello.agent
             self._replace_channel(name, channel)
             self.job.on_hello(hello, time.monotonic())
-            self._flush()
+            self._flush_soon()
             while True:
                 self._take(name, await channel.receive())
         except (EOFError, p.ProtocolError) as error:
@@ -115,7 +116,7 @@ class Coordinator:
         self.job.on_message(name, message, time.monotonic())
         if isinstance(message, p.Goodbye):
             self.leaving.add(name)
-        self._flush()
+        self._flush_soon()
         if isinstance(message, p.Beat):
             overview = self.overviews.due(self.job, name, time.monotonic())
             if overview is not None and name in self.channels:
@@ -131,7 +132,14 @@ class Coordinator:
 
     # --- what leaves the process ------------------------------------------------------------------
 
+    def _flush_soon(self) -> None:
+        """Flush when all that has arrived was taken: one journal for many messages."""
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
     def _flush(self) -> None:
+        self._flush_due = False
         job = self.job
         if job.changed:
             job.changed = False
@@ -142,10 +150,13 @@ class Coordinator:
         self._tell_events()
 
     def _deliver(self, name: str, message: p.Message) -> None:
+        if name != ALL:
+            if name in self.channels:
+                self.channels[name].send(message)
+            return
         packed = p.pack(message)
-        for agent, channel in list(self.channels.items()):
-            if name in (ALL, agent):
-                channel.send(packed)
+        for channel in list(self.channels.values()):
+            channel.send(packed)
 
     def _tell_events(self) -> None:
         events, self.job.events = self.job.events, []

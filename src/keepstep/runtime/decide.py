@@ -81,7 +81,8 @@ def decide(
     Raises:
         NoCommonStateError: nothing to start from.
     """
-    clean = {wid: held for wid, held in holdings.items() if held.clean and wid in members}
+    present = frozenset(members)
+    clean = {wid: held for wid, held in holdings.items() if held.clean and wid in present}
     if distrust or not clean:
         why = "replicas were found to differ" if distrust else "no rank holds a clean state"
         return _from_snapshot(members, snapshot, why)

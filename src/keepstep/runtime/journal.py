@@ -18,6 +18,8 @@ from keepstep.runtime.roster import Agent, Change, Phase, Worker
 from keepstep.runtime.settings import Settings
 from keepstep.runtime.snapshots import SnapshotRegistry
 
+_AGENT_FIELDS = [entry.name for entry in dataclasses.fields(Agent)]
+
 
 def to_record(job: Membership) -> dict[str, Any]:
     """Return the job as JSON values."""
@@ -41,7 +43,9 @@ def to_record(job: Membership) -> dict[str, Any]:
         "lived": job.lived,
         "form_failures": job.form_failures,
         "failing_step": job.failing_step,
-        "agents": [dataclasses.asdict(agent) for agent in job.agents.values()],
+        "agents": [
+            {name: getattr(agent, name) for name in _AGENT_FIELDS} for agent in job.agents.values()
+        ],
         "workers": [
             [
                 w.wid,
@@ -113,7 +117,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
     """Replace the journal: whole or not at all, also after a power cut."""
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w") as file:
-        json.dump(record, file, separators=(",", ":"))
+        file.write(json.dumps(record, separators=(",", ":")))  # dump() has no fast encoder
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

@@ -43,6 +43,8 @@ PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank 
 BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of the newest
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 RECALL_LIMIT = 2.0  # seconds to wait for what a mirror kept of a lost host
+STALL_LOOK = 1e-5  # seconds a member between two looks: about a tenth of the time at most
+STRAGGLER_LOOK = 1e-4  # the same: this look is longer and not urgent
 SWAP_COST = 1.0  # seconds: assumed cost of a swap before one was measured
 
 
@@ -90,6 +92,12 @@ class Membership:
     injections: list[str] = field(default_factory=list)  # specifications, for the event log
     changed: bool = False  # must be written down before the outbox is sent
     now: float = 0.0
+    _slots_ranked: list[int | None] = field(default_factory=list)  # for which _ranks holds
+    _ranks: dict[int, int] = field(default_factory=dict)  # worker -> rank
+    _awaited: int = -1  # a member that the present phase waited for when we last looked
+    _stall_reported: bool = False  # a beat had a row that no look has considered yet
+    _next_stall_look: float = 0.0
+    _next_straggler_look: float = 0.0
 
     # --- small questions --------------------------------------------------------------------
 
@@ -106,18 +114,26 @@ class Membership:
     @property
     def members(self) -> list[int]:
         """Workers of the generation in order of rank."""
-        return [wid for wid in self.slots if wid is not None]
+        return list(self.ranks)
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Worker -> rank, in order of rank. Good until the slots are another list."""
+        if self._slots_ranked is not self.slots:
+            members = [wid for wid in self.slots if wid is not None]
+            self._slots_ranked = self.slots
+            self._ranks = {wid: rank for rank, wid in enumerate(members)}
+        return self._ranks
 
     def rank_of(self, wid: int) -> int | None:
         """Return the rank of a member."""
-        members = self.members
-        return members.index(wid) if wid in members else None
+        return self.ranks.get(wid)
 
     def _alive(self, wids: Iterable[int]) -> list[int]:
         return [wid for wid in wids if not self.workers[wid].gone]
 
     def _ready_spares(self) -> list[int]:
-        taken = set(self.members)
+        taken = self.ranks
         return [
             worker.wid
             for worker in self.workers.values()
@@ -271,12 +287,13 @@ class Membership:
         world_size = self.settings.world_size
         if self.generation:
             return [world_size + wid for wid in wids]
-        mine = sum(wid is not None and self.workers[wid].agent == agent for wid in self.slots)
-        self.slots += [None] * (world_size - len(self.slots))
-        free = [place for place, wid in enumerate(self.slots) if wid is None]
+        mine = sum(w.agent == agent and w.wid in self.ranks for w in self.workers.values())
+        slots = self.slots + [None] * (world_size - len(self.slots))
+        free = [place for place, wid in enumerate(slots) if wid is None]
         ranks = free[: min(self.agents[agent].ranks - mine, len(wids))]
         for place, wid in zip(ranks, wids, strict=False):
-            self.slots[place] = wid
+            slots[place] = wid
+        self.slots = slots
         return ranks + [world_size + wid for wid in wids[len(ranks) :]]
 
     # --- messages -----------------------------------------------------------------------------
@@ -288,7 +305,8 @@ class Membership:
             return  # it counts as gone; it has to introduce itself anew
         self.agents[agent].heard = now
         self._take(agent, message)
-        self._go_on()
+        if not isinstance(message, p.Beat) or self.phase is not Phase.LIVE:
+            self._go_on()  # else the next tick does: beats are many, what they allow is rare
 
     def _take(self, agent: str, message: p.Message) -> None:
         if isinstance(message, p.Beat):
@@ -550,13 +568,28 @@ class Membership:
             return None
         return self.agents[ring[(ring.index(name) + 1) % len(ring)]]
 
+    def _by_agent(self, wids: Iterable[int]) -> dict[str, list[int]]:
+        """Return the workers of each agent that is not gone."""
+        found: dict[str, list[int]] = {}
+        for wid in wids:
+            name = self.workers[wid].agent
+            if name in self.agents:
+                found.setdefault(name, []).append(wid)
+        return found
+
     def _mirror_rows(self) -> dict[str, list[Any]]:
         rows: dict[str, list[Any]] = {}
-        for name, agent in self.agents.items():
-            mirror = self._mirror_of(name)
-            wids = [wid for wid in self.members if self.workers[wid].agent == name]
-            if mirror is not None and wids:
-                rows[mirror.name] = [agent.address, wids]
+        wids_of = self._by_agent(self.members)
+        connected = [name for name, agent in self.agents.items() if agent.connected]
+        following = dict(zip(connected, connected[1:] + connected[:1], strict=True))
+        for name, wids in wids_of.items():
+            if name not in following:  # out of contact: it is in the ring of its own only
+                mirror = self._mirror_of(name)
+                after = mirror.name if mirror is not None else name
+            else:
+                after = following[name]
+            if after != name:
+                rows[after] = [self.agents[name].address, wids]
         return rows
 
     def _on_kept(self, message: p.Kept) -> None:
@@ -594,6 +627,7 @@ class Membership:
     # --- progress -----------------------------------------------------------------------------
 
     def _on_beat(self, beat: p.Beat) -> None:
+        patience = self.times.patience
         for row in beat.workers:
             if len(row) != len(_PROGRESS_FIELDS):
                 raise p.ProtocolError(f"a row of progress has {len(row)} fields")
@@ -611,9 +645,20 @@ class Membership:
                 self.step_seconds.append(progress.step_seconds)
                 del self.step_seconds[:-64]
                 self.stragglers.add(progress)
+            self._stall_reported |= progress.age >= patience
         if self.phase is Phase.LIVE:
-            self._notice_unreported_steps()
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Look at all members, a large job less often: there are many beats and many members."""
+        size = len(self.ranks)
+        if self._stall_reported and self.now >= self._next_stall_look:
+            self._stall_reported = False
+            self._next_stall_look = self.now + STALL_LOOK * size
             self._look_for_stalls()
+        if self.now >= self._next_straggler_look:
+            self._next_straggler_look = self.now + STRAGGLER_LOOK * size
+            self._notice_unreported_steps()
             self._look_for_stragglers()
 
     def _notice_unreported_steps(self) -> None:
@@ -726,10 +771,9 @@ class Membership:
         self.stragglers.clear()
         for wid in self.members:
             self.workers[wid].proposal = None
-        halt = p.Halt(
-            generation=self.generation, wids=self._alive(self.members), at_step=self.change.at_step
-        )
-        self._send(ALL, halt)
+        for agent, wids in self._by_agent(self._alive(self.members)).items():
+            at_step = self.change.at_step
+            self._send(agent, p.Halt(generation=self.generation, wids=wids, at_step=at_step))
         self.changed = True
 
     def _note_owners(self) -> None:
@@ -745,15 +789,44 @@ class Membership:
 
     def _go_on(self) -> None:
         """Take every step that has become possible."""
-        if self.phase is Phase.GATHERING:
+        if self.phase is Phase.GATHERING and not self._waits():
             self._try_first_generation()
-        elif self.phase is Phase.HALTING:
+        elif self.phase is Phase.HALTING and not self._waits():
             self._try_form()
-        elif self.phase is Phase.FORMING:
+        elif self.phase is Phase.FORMING and not self._waits():
             self._try_go_live()
         if self.phase is Phase.LIVE:
             self._try_grow()
+        if self.phase is Phase.LIVE and not self._waits():
             self._try_finish()
+
+    def _waits(self) -> bool:
+        """Whether the phase waits for a member.
+
+        Asked after every message of every member, so one for whom it waits is remembered: only
+        when that one has answered all others are looked at. The last is taken, because orders go
+        out, and answers come, about in the order of ranks.
+        """
+        if self.phase is Phase.GATHERING and len(self.ranks) < self.settings.world_size:
+            return True
+        if self._awaited not in self.ranks or not self._owes(self._awaited):
+            owing = (wid for wid in reversed(self.ranks) if self._owes(wid))
+            self._awaited = next(owing, -1)
+        return self._awaited >= 0
+
+    def _owes(self, wid: int) -> bool:
+        """Whether the phase cannot end before something is heard of this member."""
+        worker = self.workers[wid]
+        if self.phase is Phase.GATHERING:
+            return worker.ready is None
+        if self.phase is Phase.HALTING:
+            held = worker.proposal
+            if worker.gone:
+                return self._is_recalled(wid)
+            return bool(worker.fencing) or held is None or held.generation != self.generation
+        if self.phase is Phase.FORMING:
+            return worker.formed != self.generation
+        return worker.done is None
 
     def _try_first_generation(self) -> None:
         digests = {
@@ -803,7 +876,7 @@ class Membership:
         """Return the worker of each place of the next generation; None: wait."""
         assert self.change is not None
         kept = [None if wid is None or self._is_leaving(wid) else wid for wid in self.slots]
-        spares = [wid for wid in sorted(self._ready_spares()) if wid not in kept]
+        spares = sorted(self._ready_spares())
         for place, wid in enumerate(kept):
             if wid is None and spares:
                 kept[place] = spares.pop(0)
@@ -878,7 +951,7 @@ class Membership:
                 continue
             left_something = not self.workers[owner].gone or self.workers[owner].known >= 0
             if self.lived or left_something:
-                found[self.members.index(wid)] = owner
+                found[self.ranks[wid]] = owner
         return found
 
     def _expel(self, suspects: tuple[int, ...]) -> None:
@@ -998,7 +1071,7 @@ class Membership:
     def _try_grow(self) -> None:
         if (
             self.change is None
-            and None in self.slots
+            and len(self.ranks) < len(self.slots)
             and self._ready_spares()
             and (self.start_or_committed() < self.steps - BOUNDARY_STEPS)
         ):
@@ -1034,11 +1107,13 @@ class Membership:
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
+        limit = self.times.lease + FENCE_MARGIN
         for agent in list(self.agents.values()):
-            if now - agent.heard > self.times.lease + FENCE_MARGIN:
+            if now - agent.heard > limit:
                 self._agent_is_gone(agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             self._unexplained_failures(now)
+            self._look_around()
         elif self.phase is Phase.HALTING and self.change is not None:
             self._overdue_halt(now)
         elif self.phase is Phase.FORMING:

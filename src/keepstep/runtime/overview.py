@@ -18,6 +18,8 @@ class Overviews:
     """Decides when which agent is told what."""
 
     _told: dict[str, float] = field(default_factory=dict)
+    _common: p.Overview | None = None  # the same for all agents but the first
+    _common_since: float = 0.0
 
     def due(self, job: Membership, agent: str, now: float) -> p.Overview | None:
         """Return the overview that ``agent`` should get now, if any.
@@ -25,11 +27,16 @@ class Overviews:
         Only the first agent, on whose host the operator watches, is told about every worker.
         """
         leads = agent == next(iter(job.agents), None)
-        interval = INTERVAL * max(1.0, len(job.workers) / WORKERS_PER_INTERVAL if leads else 1.0)
+        told = len(job.workers) if leads else len(job.agents)
+        interval = INTERVAL * max(1.0, told / WORKERS_PER_INTERVAL)
         if now - self._told.get(agent, -interval) < interval:
             return None
         self._told[agent] = now
-        return overview_of(job, besides=agent if leads else None)
+        if leads:
+            return overview_of(job, besides=agent)
+        if self._common is None or now - self._common_since >= INTERVAL / 2:
+            self._common, self._common_since = overview_of(job, besides=None), now
+        return self._common
 
 
 def overview_of(job: Membership, besides: str | None) -> p.Overview:

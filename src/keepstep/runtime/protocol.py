@@ -378,14 +378,16 @@ def _all_kinds(base: type[Message]) -> dict[str, type[Message]]:
 
 
 _KINDS = {name: kind for name, kind in _all_kinds(Message).items() if kind not in (Message, Report)}
+_FIELDS = {name: [entry.name for entry in dataclasses.fields(_KINDS[name])] for name in _KINDS}
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each message
 _HINTS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
 
 
 def to_json(message: Message) -> bytes:
     """Return ``message`` as one line of JSON without a line break."""
-    names = [entry.name for entry in dataclasses.fields(message)]
-    body = {name: getattr(message, name) for name in names}
-    return json.dumps({"kind": type(message).__name__, **body}, separators=(",", ":")).encode()
+    kind = type(message).__name__
+    body = {name: getattr(message, name) for name in _FIELDS[kind]}
+    return _ENCODER.encode({"kind": kind, **body}).encode()
 
 
 def from_json(line: bytes) -> Message:

@@ -47,7 +47,10 @@ class SnapshotRegistry:
         the workers that a strict majority contradicts, () without such a majority.
         """
         entry = self._entries[committed]
-        digests = {wid: digest for wid, digest in entry.digests.items() if wid in members}
+        if len(entry.digests) < len(members):
+            return None
+        present = frozenset(members)
+        digests = {wid: digest for wid, digest in entry.digests.items() if wid in present}
         if len(digests) < len(members):
             return None
         outvoted = outliers(digests)

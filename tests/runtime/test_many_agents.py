@@ -1,0 +1,93 @@
+"""What keeps a large job cheap: orders for those concerned, one journal for many messages."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from keepstep.runtime import coordinator as c
+from keepstep.runtime import journal
+from keepstep.runtime import protocol as p
+from keepstep.runtime.membership import Membership
+from keepstep.runtime.overview import INTERVAL, WORKERS_PER_INTERVAL, Overviews
+from keepstep.runtime.settings import Settings
+from tests.runtime.test_simulated_job import several_hosts
+
+
+def test_each_agent_is_told_to_halt_its_own_workers_only() -> None:
+    sim = several_hosts(hosts=3, workers=2, spares=1)
+    sim.until_step(3)
+    sim.kill(0)
+    sim.pump()
+    halts = {to: m.wids for to, m in sim.sent if isinstance(m, p.Halt)}
+    assert halts == {"host0": [1], "host1": [3, 4], "host2": [6, 7]}
+
+
+def test_each_agent_is_mirrored_by_the_next() -> None:
+    sim = several_hosts(hosts=3, workers=1, spares=0)
+    sim.until_step(1)
+    assert sim.forms[0].mirrors == {
+        "host1": ["host0:1", [0]],
+        "host2": ["host1:1", [1]],
+        "host0": ["host2:1", [2]],
+    }
+
+
+def test_ranks_follow_the_slots() -> None:
+    sim = several_hosts(hosts=2, workers=2, spares=1)
+    sim.until_step(3)
+    sim.kill(1)
+    sim.until(lambda: len(sim.forms) == 2)
+    members = sim.forms[-1].members
+    assert [sim.job.rank_of(wid) for wid in members] == [0, 1, 2, 3]
+    assert sim.job.rank_of(1) is None
+
+
+def test_all_agents_but_the_first_share_an_overview() -> None:
+    sim = several_hosts(hosts=3)
+    overviews = Overviews()
+    first, second = (overviews.due(sim.job, name, 5.0) for name in ("host1", "host2"))
+    assert first is not None
+    assert first is second
+    assert overviews.due(sim.job, "host0", 5.0) != first
+
+
+def test_a_large_job_is_told_less_often() -> None:
+    sim = several_hosts(hosts=2)
+    agents = 2 * WORKERS_PER_INTERVAL
+    for number in range(2, agents):
+        sim.job.agents[f"more{number}"] = sim.job.agents["host1"]
+    overviews = Overviews()
+    assert overviews.due(sim.job, "host1", 5.0) is not None
+    assert overviews.due(sim.job, "host1", 5.0 + 1.5 * INTERVAL) is None
+    assert overviews.due(sim.job, "host1", 5.0 + 2 * INTERVAL) is not None
+
+
+def test_messages_that_arrive_together_share_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = c.CoordinatorConfig(
+        host="127.0.0.1",
+        port=0,
+        journal=str(tmp_path / "journal"),
+        events=None,
+        store="store:1",
+        settings={},
+        injections=[],
+    )
+    written: list[Path] = []
+    monkeypatch.setattr(journal, "write", lambda path, record: written.append(path))
+    job = Membership(settings=Settings(workers=1, spares=0, min_agents=2), store="store:1")
+    coordinator = c.Coordinator(config, "secret", job)
+
+    async def take_two() -> None:
+        for _ in range(2):
+            job.changed = True
+            coordinator._take("host0", p.Beat(sent=0.0, workers=[]))
+        assert not written
+        await asyncio.sleep(0)
+
+    asyncio.run(take_two())
+    assert len(written) == 1
