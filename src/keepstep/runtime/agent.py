@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ class Agent:
         self._channel: p.Channel | None = None
         self._finishing = False
         self._ended = asyncio.Event()
-        self._fired: set[int] = set()
+        self._fired: dict[int, tuple[p.Fired, float]] = {}  # and when it was said
         self._lease_until = self._connected = 0.0
         self._last_beat = self._last_news = 0.0
         self.rows: dict[int, p.Progress] = {}  # of the last look at each worker
@@ -197,7 +197,8 @@ class Agent:
         )
 
     def _hello(self) -> p.Hello:
-        standing = [p.to_dict(m) for w in self.workers.values() for m in w.standing.values()]
+        said = [message for w in self.workers.values() for message in w.standing.values()]
+        standing = [p.to_dict(message) for message in [*self._fired_again(), *said]]
         return p.Hello(
             agent=self.config.name,
             host=self.config.host,
@@ -410,7 +411,7 @@ class Agent:
 
     def _report(self, worker: WorkerProcess, message: p.Message) -> None:
         if isinstance(message, p.Fired):
-            self._fired.add(message.index)
+            self._fired[message.index] = (message, time.monotonic())
         elif isinstance(message, p.Launched | p.Joined | p.Ready):
             worker.standing[type(message).__name__] = message
         else:
@@ -493,8 +494,7 @@ class Agent:
 
     def _fire_by_name(self, injection: Injection) -> None:
         if injection.target == "coordinator" and self._kill_coordinator is not None:
-            self._fired.add(injection.index)
-            self._send(p.Fired(wid=-1, index=injection.index, step=injection.step or 0))
+            self._tell_fired(-1, injection)
             self._kill_coordinator()
         elif injection.target == "spare":
             spares = [
@@ -503,10 +503,18 @@ class Agent:
                 if worker.alive and "Ready" in worker.standing and worker.wid not in self.members
             ]
             if spares:
-                self._fired.add(injection.index)
-                wid = spares[0].wid
-                self._send(p.Fired(wid=wid, index=injection.index, step=injection.step or 0))
+                self._tell_fired(spares[0].wid, injection)
                 _kill_group(spares[0].process.pid)
+
+    def _tell_fired(self, wid: int, injection: Injection) -> None:
+        message = p.Fired(wid=wid, index=injection.index, step=injection.step or 0)
+        self._fired[injection.index] = (message, time.monotonic())
+        self._send(message)
+
+    def _fired_again(self) -> list[p.Message]:
+        """Return what is to be repeated to a coordinator that may have died before it heard."""
+        now = time.monotonic()
+        return [replace(message, ago=now - said) for message, said in self._fired.values()]
 
 
 def _row(progress: p.Progress) -> list[Any]:

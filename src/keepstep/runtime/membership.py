@@ -246,6 +246,9 @@ class Membership:
             wid = getattr(message, "wid", None)
             if not isinstance(wid, int):
                 continue
+            if wid < 0:
+                self._take(hello.agent, message)
+                continue
             told.add(wid)
             self.next_wid = max(self.next_wid, wid + 1)
             if not self.workers.setdefault(wid, Worker(wid, hello.agent, self.now)).gone:
@@ -322,8 +325,10 @@ class Membership:
             self.sample_rows += message.rows
             self.agents_reported.add(agent)
         elif isinstance(message, p.Fired) and message.wid < 0:
+            if message.index not in self.fired:
+                self._event("fault_injected", target="coordinator", step=message.step)
             self.fired.add(message.index)
-            self._event("fault_injected", target="coordinator", step=message.step)
+            self.changed = True
         elif isinstance(message, p.Report) and message.wid in self.workers:
             handler = getattr(self, f"_on_{type(message).__name__.lower()}")
             handler(self.workers[message.wid], message)
@@ -350,6 +355,8 @@ class Membership:
         self.recoveries.on_ready(worker.wid, self.now)
 
     def _on_fired(self, worker: Worker, message: p.Fired) -> None:
+        if message.index in self.fired:
+            return  # repeated after a loss of contact
         self.fired.add(message.index)
         self.changed = True
         self.recoveries.on_fired(worker.wid, self.now - message.ago)
