@@ -553,10 +553,7 @@ class Membership:
         lost = [w for w in self.workers.values() if w.agent == name and not w.gone]
         for worker in lost:
             worker.gone = True
-            if mirror is not None:
-                worker.keeper, worker.recalled = mirror.address, self.now
-        if mirror is not None:
-            self._send(mirror.name, p.Recall(wids=[worker.wid for worker in lost]))
+        self._look_for_records(agent, mirror)
         members = [worker.wid for worker in lost if self.rank_of(worker.wid) is not None]
         if self.generation == 0:
             for wid in members:
@@ -567,6 +564,20 @@ class Membership:
         if members:
             self._begin_change(f"host {agent.host} is cut off or down")
         self.changed = True
+
+    def _look_for_records(self, lost: Agent, mirror: Agent | None) -> None:
+        """Find out who still has the records that lay in the vault of a lost host."""
+        there = [
+            worker
+            for worker in self.workers.values()
+            if worker.gone and (worker.agent == lost.name or worker.keeper == lost.address)
+        ]
+        for worker in there:
+            worker.known, worker.keeper, worker.recalled = -1, "", None
+            if mirror is not None:
+                worker.keeper, worker.recalled = mirror.address, self.now
+        if mirror is not None:
+            self._send(mirror.name, p.Recall(wids=[worker.wid for worker in there]))
 
     def _mirror_of(self, name: str) -> Agent | None:
         """Return the agent that mirrors the records of agent ``name``: the next in the ring."""
@@ -853,7 +864,7 @@ class Membership:
         survivors = [wid for wid in self.members if not self._is_leaving(wid)]
         if any(self.workers[wid].fencing and not self.workers[wid].gone for wid in self.members):
             return
-        if any(self._is_recalled(wid) for wid in self.members):
+        if any(self._is_recalled(wid) for wid in self.members) or self._awaits_host():
             return
         proposals = {wid: self.workers[wid].proposal for wid in survivors}
         if any(held is None or held.generation != self.generation for held in proposals.values()):
@@ -871,6 +882,12 @@ class Membership:
             self._expel(decision.suspects)
         elif decision is not None:
             self._form(decision)
+
+    def _awaits_host(self) -> bool:
+        """Return whether a lost worker's records lie on a host whose lease is running out."""
+        lost = [self.workers[wid] for wid in self.owners if wid is not None]
+        agents = [self.agents.get(worker.agent) for worker in lost if worker.gone]
+        return any(agent is not None and not agent.connected for agent in agents)
 
     def _is_recalled(self, wid: int) -> bool:
         since = self.workers[wid].recalled
