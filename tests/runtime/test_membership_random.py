@@ -91,7 +91,7 @@ def judge(sim: SimulatedJob) -> None:
     assert len(sim.job.workers) <= len(set(launched)) + 1
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@settings(max_examples=40, deadline=None, print_blob=True, derandomize=True)
 @given(
     faults=st.lists(fault, max_size=8),
     workers=st.integers(1, 4),
@@ -113,7 +113,7 @@ def test_random_faults_on_one_host(
     judge(sim)
 
 
-@settings(max_examples=20, deadline=None, print_blob=True)
+@settings(max_examples=20, deadline=None, print_blob=True, derandomize=True)
 @given(
     faults=st.lists(fault | st.tuples(st.just("lose"), st.integers(0, 2), st.integers(0, 50))),
     hosts=st.integers(2, 3),
@@ -128,7 +128,7 @@ def test_random_faults_on_several_hosts(
     judge(sim)
 
 
-@settings(max_examples=40, deadline=None, print_blob=True)
+@settings(max_examples=40, deadline=None, print_blob=True, derandomize=True)
 @given(
     faults=st.lists(fault, max_size=5),
     begin=st.sampled_from([Phase.GATHERING, Phase.FORMING]),

@@ -108,9 +108,9 @@ def _nobody(
     return [Suspicion(wid=None, fault="unknown", age=age, evidence=evidence)]
 
 
-WINDOW = 8  # samples before a rank can be called slow
-SLOW_SCORE = 1.5
-SLOW_SHARE = 0.75  # of the window in which it must have been slower than the others
+WINDOW = 16  # samples before a rank can be called slow
+SLOW_SCORE = 1.8
+SLOW_SHARE = 0.9  # of the window in which it must have been slower than the others
 SWAP_MARGIN = 2.0  # the expected gain must be this many times the cost
 
 
