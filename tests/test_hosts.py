@@ -84,7 +84,7 @@ def test_a_host_that_is_cut_off_fences_itself_and_comes_back(
         for process in (lead, joined):
             process.kill()
     found = collect(tmp_path, 0, "")
-    # On a busy machine a rank may also be slow enough to be swapped; that is not what this is about.
+    # On a busy machine a rank may be slow enough to be swapped too; this is not about that.
     faults = [entry["fault"] for entry in found.summary["recoveries"]]
     assert [fault for fault in faults if fault != "slow"] == ["partition"] * 2
     assert (found.summary["samples_lost"], found.summary["samples_repeated"]) == (0, 0)

@@ -109,7 +109,7 @@ def _nobody(
 
 
 WINDOW = 16  # samples before a rank can be called slow
-SLOW_SCORE = 1.8
+SLOW_SCORE = 1.7
 SLOW_SHARE = 0.9  # of the window in which it must have been slower than the others
 SWAP_MARGIN = 2.0  # the expected gain must be this many times the cost
 
