@@ -205,7 +205,6 @@ def load_job(config: CoordinatorConfig) -> Membership:
         job = journal.from_record(json.loads(path.read_text()), now)
     else:
         job = Membership(settings=Settings(**config.settings), store=config.store)
-        job.born = now
     job.injections = config.injections
     return job
 

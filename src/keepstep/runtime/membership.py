@@ -64,7 +64,6 @@ class Membership:
     agents: dict[str, Agent] = field(default_factory=dict)
     workers: dict[int, Worker] = field(default_factory=dict)
     change: Change | None = None
-    decision_why: str = ""
     fired: set[int] = field(default_factory=set)
     failures_at: dict[int, int] = field(default_factory=dict)  # step -> times it failed when live
     raised_at: dict[int, int] = field(default_factory=dict)  # worker -> step at which it raised
@@ -83,7 +82,6 @@ class Membership:
     swap_cost: float = SWAP_COST
     sample_rows: list[list[int]] = field(default_factory=list)
     agents_reported: set[str] = field(default_factory=set)
-    born: float = 0.0
     form_began: float = 0.0
     failing_step: int = 0
     _failed_since: float | None = None
@@ -352,7 +350,6 @@ class Membership:
             agent=worker.agent,
             after_s=round(self.now - worker.launched, 3),
         )
-        self.recoveries.on_ready(worker.wid, self.now)
 
     def _on_fired(self, worker: Worker, message: p.Fired) -> None:
         if message.index in self.fired:
@@ -996,7 +993,6 @@ class Membership:
         self.phase = Phase.FORMING
         self.change = None
         self.start_step = decision.start_step
-        self.decision_why = decision.why
         members = self.members
         self.generations.append([self.generation, self.start_step, len(members)])
         self.snapshots.drop_after(decision.start_step)

@@ -133,9 +133,6 @@ class Recoveries:
                 lost = max(lost, entry.lost_steps)
         return lost
 
-    def on_ready(self, wid: int, now: float) -> None:
-        """A replacement process is warm (nothing to note yet)."""
-
     def on_resumed(self, moment: float, *, full: bool) -> float | None:
         """The first step of a generation is committed; returns the time since the newest fault."""
         cost = None

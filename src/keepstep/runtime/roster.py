@@ -67,4 +67,3 @@ class Change:
     at_step: int | None = None  # planned: halt after this many committed steps
     distrust: bool = False  # live states differ: go back to a snapshot
     waiting_since: float | None = None  # no spare is ready
-    halted: bool = False
