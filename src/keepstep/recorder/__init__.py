@@ -1,0 +1,1 @@
+"""The flight recorder of PyTorch: safe reading of every format, collection, delivery."""
