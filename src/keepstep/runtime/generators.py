@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
-import base64
 import random
-import struct
 import sys
+from array import array
 from typing import Any
 
 import torch
 
 from keepstep.runtime.buffers import buffer_of
 
-_WORDS = 625  # state of the Mersenne Twister: 624 words and a position
+Captured = dict[str, tuple[list[Any], bytes]]  # generator -> (its settings, its words)
 
 
-def capture() -> dict[str, Any]:
-    """Return the state of every generator as plain JSON values (about 10 kB)."""
+def capture() -> Captured:
+    """Return the state of every generator (about 8 kB), settings as plain JSON values."""
     version, words, gauss = random.getstate()
-    found: dict[str, Any] = {
-        "python": [version, _text(struct.pack(f"<{_WORDS}I", *words)), gauss],
-        "torch": _text(bytes(buffer_of(torch.get_rng_state()))),
+    found: Captured = {
+        "python": ([version, gauss], array("I", words).tobytes()),
+        "torch": ([], bytes(buffer_of(torch.get_rng_state()))),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
-        found["numpy"] = [name, _text(keys.tobytes()), int(position), int(has_gauss), float(cached)]
+        settings = [name, int(position), int(has_gauss), float(cached)]
+        found["numpy"] = (settings, keys.tobytes())
     if torch.cuda.is_initialized():
-        found["cuda"] = _text(bytes(buffer_of(torch.cuda.get_rng_state())))
+        found["cuda"] = ([], bytes(buffer_of(torch.cuda.get_rng_state())))
     return found
 
 
-def restore(captured: dict[str, Any]) -> None:
+def restore(captured: Captured) -> None:
     """Set every generator to a state that ``capture`` returned."""
-    version, words, gauss = captured["python"]
-    random.setstate((version, struct.unpack(f"<{_WORDS}I", _bytes(words)), gauss))
-    torch.set_rng_state(_tensor(captured["torch"]))
+    (version, gauss), words = captured["python"]
+    random.setstate((version, tuple(array("I", words)), gauss))
+    torch.set_rng_state(_tensor(captured["torch"][1]))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in captured:
-        name, keys, position, has_gauss, cached = captured["numpy"]
-        array = numpy.frombuffer(_bytes(keys), dtype=numpy.uint32).copy()
-        numpy.random.set_state((name, array, position, has_gauss, cached))
+        (name, position, has_gauss, cached), keys = captured["numpy"]
+        numbers = numpy.frombuffer(keys, dtype=numpy.uint32).copy()
+        numpy.random.set_state((name, numbers, position, has_gauss, cached))
     if torch.cuda.is_initialized() and "cuda" in captured:
-        torch.cuda.set_rng_state(_tensor(captured["cuda"]))
+        torch.cuda.set_rng_state(_tensor(captured["cuda"][1]))
 
 
-def _tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_bytes(text)), dtype=torch.uint8)
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -241,31 +241,46 @@ class State:
         self.mark_clean()
 
     def capture_rank(self) -> bytes:
-        """Return generators and per-rank objects of this rank as bytes (JSON)."""
+        """Return generators and per-rank objects of this rank: a line of JSON, then raw bytes."""
         encoded = encode({name: item.state_dict() for name, item in self.per_rank.items()})
-        tensors = [
-            {
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "data": base64.b64encode(buffer_of(tensor)).decode(),
-            }
-            for tensor in encoded.tensors
-        ]
-        body = {"generators": generators.capture(), "tree": encoded.tree, "tensors": tensors}
-        return json.dumps(body, separators=(",", ":")).encode()
+        captured = generators.capture()
+        head = {
+            "generators": [
+                [name, settings, len(words)] for name, (settings, words) in captured.items()
+            ],
+            "tree": encoded.tree,
+            "tensors": [
+                {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+                for tensor in encoded.tensors
+            ],
+        }
+        return b"".join(
+            [
+                json.dumps(head, separators=(",", ":")).encode(),
+                b"\n",
+                *(words for _, words in captured.values()),
+                *(buffer_of(tensor) for tensor in encoded.tensors),
+            ]
+        )
 
     def restore_rank(self, record: bytes) -> None:
         """Load what ``capture_rank`` returned, here or in the process that had the rank before."""
-        body = json.loads(record)
-        tensors = empty_tensors(body)
-        for tensor, entry in zip(tensors, body["tensors"], strict=True):
-            data = base64.b64decode(entry["data"])
-            if data:
-                buffer_of(tensor)[:] = data
-        value = decode(body["tree"], tensors)
+        line, _, raw = record.partition(b"\n")
+        head = json.loads(line)
+        rest = memoryview(raw)
+        captured: generators.Captured = {}
+        for name, settings, length in head["generators"]:
+            captured[name] = (settings, bytes(rest[:length]))
+            rest = rest[length:]
+        tensors = empty_tensors(head)
+        for tensor in tensors:
+            buffer = buffer_of(tensor)
+            buffer[:] = rest[: len(buffer)]
+            rest = rest[len(buffer) :]
+        value = decode(head["tree"], tensors)
         for name, item in self.per_rank.items():
             item.load_state_dict(value[name])
-        generators.restore(body["generators"])
+        generators.restore(captured)
 
 
 def _brief(value: Any) -> Any:
