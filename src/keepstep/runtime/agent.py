@@ -103,7 +103,8 @@ class Agent:
         self._ended = asyncio.Event()
         self._fired: dict[int, tuple[p.Fired, float]] = {}  # and when it was said
         self._lease_until = self._connected = 0.0
-        self._last_beat = self._last_news = 0.0
+        self._last_beat = 0.0
+        self._stalled: set[int] = set()  # members that had run out of patience then
         self.rows: dict[int, p.Progress] = {}  # of the last look at each worker
         self.overview: tuple[float, p.Overview] | None = None  # when it came, and what it says
         self._away_since: float | None = None  # no contact with the coordinator
@@ -222,10 +223,13 @@ class Agent:
 
     def _extend_lease(self, since: float) -> None:
         self._lease_until = max(self._lease_until, since + self.times.lease)
-        moment = int(self._lease_until * 1e9)
         for worker in self.workers.values():
             if worker.alive:
-                worker.progress[Slot.LEASE] = moment
+                self._tell_times(worker.progress)
+
+    def _tell_times(self, progress: ProgressRecord) -> None:
+        progress[Slot.LEASE] = int(self._lease_until * 1e9)
+        progress[Slot.PATIENCE] = int(self.times.patience * 1e9)
 
     def _send(self, message: p.Message) -> None:
         if self._channel is not None:
@@ -320,7 +324,7 @@ class Agent:
         local_rank = next(place for place in range(len(taken) + 1) if place not in taken)
         path = self.config.vault / f"progress-{wid}"
         progress = ProgressRecord.create(path)
-        progress[Slot.LEASE] = int(self._lease_until * 1e9)
+        self._tell_times(progress)
         ours, theirs = socket.socketpair()
         host, _, port = self._store.rpartition(":")
         environment = worker_environment(
@@ -425,20 +429,27 @@ class Agent:
     # --- watching -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        pause = self.times.poll
         while True:
-            await asyncio.sleep(self.times.poll)
+            await asyncio.sleep(pause)
             now = time.monotonic()
             rows = [self.read_progress(worker) for worker in self.workers.values() if worker.alive]
             self.rows.update((row.wid, row) for row in rows)
-            suspicious = any(
-                row.age >= self.times.patience and row.wid in self.members for row in rows
-            )
-            if now - self._last_beat >= (self.times.poll if suspicious else self.times.beat):
-                self._last_beat = now
-                self._send(p.Beat(sent=now, workers=[_row(progress) for progress in rows]))
+            ages = {row.wid: row.age for row in rows if row.wid in self.members}
+            old = any(age >= self.times.patience / 2 for age in ages.values())
+            pause = self.times.close_poll if old else self.times.poll
+            self._beat(now, rows, {wid for wid, age in ages.items() if age >= self.times.patience})
             self._inject_by_name(rows)
             if self._lease_until and now > self._lease_until:
                 self._cut_off(now)
+
+    def _beat(self, now: float, rows: list[p.Progress], stalled: set[int]) -> None:
+        """Send the progress of all workers when it is time, at once when a stall shows."""
+        interval = self.times.urgent_beat if stalled else self.times.beat
+        if stalled == self._stalled and now - self._last_beat < interval:
+            return
+        self._stalled, self._last_beat = stalled, now
+        self._send(p.Beat(sent=now, workers=[_row(progress) for progress in rows]))
 
     def _cut_off(self, now: float) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""

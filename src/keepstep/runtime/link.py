@@ -20,7 +20,8 @@ from collections.abc import Callable
 from keepstep.runtime.progress import ProgressRecord, Slot
 from keepstep.runtime.protocol import Halt, Message, SnapshotEvery, from_json, to_json
 
-BEAT = 0.05  # seconds between two signs of life of the side thread
+BEATS = 8  # signs of life of the side thread in the time of one patience
+SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
 
 
 class AgentLink:
@@ -60,15 +61,23 @@ class AgentLink:
         while True:
             self._progress[Slot.SIDE] = time.monotonic_ns()
             self._progress[Slot.SEQUENCE] = self._sequence()
-            self._obey_lease()
-            ready, _, _ = select.select([self._connection], [], [], BEAT)
+            pause = min(self._beat(), self._obey_lease())
+            ready, _, _ = select.select([self._connection], [], [], pause)
             if ready and not self._read():
                 os.kill(os.getpid(), signal.SIGKILL)  # the agent is gone: fence ourselves
 
-    def _obey_lease(self) -> None:
+    def _beat(self) -> float:
+        return min(LONGEST_BEAT, max(SHORTEST_BEAT, self._progress[Slot.PATIENCE] / 1e9 / BEATS))
+
+    def _obey_lease(self) -> float:
+        """Return the seconds that are left of the lease; end this process if there are none."""
         lease = self._progress[Slot.LEASE]
-        if lease and time.monotonic_ns() > lease:
+        if not lease:
+            return LONGEST_BEAT
+        left = lease - time.monotonic_ns()
+        if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return max(0.0, left / 1e9)
 
     def _read(self) -> bool:
         data = self._connection.recv(1 << 16)

@@ -35,7 +35,7 @@ class Phase(enum.IntEnum):
 
 
 class Slot(enum.IntEnum):
-    """Index of each 8-byte field. All but LEASE are written by the worker."""
+    """Index of each 8-byte field. All but LEASE and PATIENCE are written by the worker."""
 
     PHASE = 0
     STEP = 1
@@ -48,8 +48,7 @@ class Slot(enum.IntEnum):
     BUSY_NS = 8  # of it, outside collectives
     ALLOWED_UNTIL = 9  # the script announced a long operation (Job.expect)
     LEASE = 10  # written by the agent: the worker must not compute after this moment
-    SAMPLES = 11  # samples handed out by keepstep.Sampler, all generations
-    ENTERED = 12  # collectives that the training thread entered through the job
+    PATIENCE = 11  # written by the agent: nanoseconds without progress that count as a stall
 
 
 class ProgressRecord:

@@ -60,12 +60,22 @@ class Times:
     @property
     def beat(self) -> float:
         """Time between two progress messages of an agent when nothing is suspicious."""
-        return min(1.0, max(0.1, self.patience / 4))
+        return min(1.0, max(0.1, self.patience / 2))
+
+    @property
+    def urgent_beat(self) -> float:
+        """The same while a rank stalls, besides the message when that shows."""
+        return min(1.0, max(0.05, self.patience / 8))
 
     @property
     def poll(self) -> float:
-        """Time between two looks at the progress records: a stall is seen this much late."""
-        return min(0.1, max(0.02, self.patience / 20))
+        """Time between two looks at the progress records while all of them are young."""
+        return min(0.25, max(0.02, self.patience / 8))
+
+    @property
+    def close_poll(self) -> float:
+        """The same when one is older than half the patience: a stall is seen this much late."""
+        return min(0.1, max(0.02, self.patience / 40))
 
     @property
     def leave_step(self) -> float:
