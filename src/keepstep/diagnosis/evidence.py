@@ -42,3 +42,5 @@ class Evidence:
     observations: Mapping[int, Observation] = field(default_factory=dict)
     expected_ranks: frozenset[int] | None = None  # None: derived from what the groups list
     findings: tuple[Finding, ...] = ()  # of the reading
+    earlier: tuple[RankDump, ...] = ()
+    # the same ranks some time before (30 s or more is best): what moved in between is not hung

@@ -1,0 +1,335 @@
+"""From evidence to a verdict: the order in which explanations are tried, and the answer in words.
+
+A rank that did not come, a device that did not finish and arguments that do not fit are facts of
+the dumps and come first. A loop comes next. A collective that everybody entered and nobody
+finished is blamed on its members only where others wait behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from keepstep.diagnosis import words
+from keepstep.diagnosis.beliefs import list_beliefs, list_victims
+from keepstep.diagnosis.blame import (
+    Blame,
+    Case,
+    Ends,
+    blame_absent,
+    blame_device,
+    blame_full,
+    blame_loops,
+    blame_mismatches,
+    find_ends,
+    open_case,
+)
+from keepstep.diagnosis.evidence import Evidence, Life
+from keepstep.diagnosis.frontier import find_frontier
+from keepstep.diagnosis.groups import all_ranks
+from keepstep.diagnosis.movement import moved_ranks
+from keepstep.diagnosis.observed import behind_in_counts, diagnose_observations, sentences
+from keepstep.diagnosis.stacks import Waiting, kind_of_wait
+from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
+from keepstep.diagnosis.waits import Lack
+from keepstep.recorder.model import Dump, RankDump
+
+SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+LONG_TIMEOUT_MS = 600_000  # torch's default for NCCL (10 minutes): a checkpoint should fit into it
+
+
+def diagnose(evidence: Evidence) -> Verdict:
+    """Name the rank to blame for a hang, or say that none is, and why.
+
+    The same evidence gives the same verdict, whatever the order of its dumps.
+    """
+    dumps, notes = by_rank(evidence.dumps)
+    if not dumps:
+        return diagnose_observations(evidence)
+    known = all_ranks(dumps, evidence.observations)
+    everyone = known if evidence.expected_ranks is None else evidence.expected_ranks | set(dumps)
+    frontier = find_frontier(dumps, everyone)
+    case = open_case(evidence, frontier)
+    verdict = judge(case)
+    verdict = replace(
+        verdict,
+        evidence=(*verdict.evidence, *notes, *frontier.notes, *_about_files(case)),
+        beliefs=list_beliefs(case),
+        victims=list_victims(case, frozenset(verdict.ranks)),
+    )
+    return _compare_with_earlier(evidence, dumps, verdict)
+
+
+def by_rank(dumps: Iterable[RankDump]) -> tuple[dict[int, Dump], tuple[str, ...]]:
+    """Keep one dump a rank, the newest one; say where there were several or none could be used."""
+    found: dict[int, list[RankDump]] = {}
+    nameless = 0
+    for item in dumps:
+        if item.rank is None:
+            nameless += 1
+        else:
+            found.setdefault(item.rank, []).append(item)
+    notes = []
+    if nameless:
+        notes.append(f"{nameless} dumps do not say whose they are and were left out.")
+    several = sorted(rank for rank, items in found.items() if len(items) > 1)
+    if several:
+        notes.append(f"Of {words.ranks(several)} there are several dumps; the newest was used.")
+    kept = {rank: max(items, key=_age).dump for rank, items in sorted(found.items())}
+    return kept, tuple(notes)
+
+
+def _age(item: RankDump) -> tuple[int, int, str]:
+    entries = item.dump.entries
+    newest = (entries[-1].created_ns or 0) if entries else 0
+    return newest, len(entries), str(item.path)
+
+
+def judge(case: Case) -> Verdict:
+    """Try the explanations in their order."""
+    if not case.waits.meetings:
+        return _nothing_pending(case)
+    found = find_ends(case)
+    blames = [
+        *blame_mismatches(case, found),
+        *blame_device(case, found),
+        *blame_absent(case, found),
+    ]
+    loops: list[str] = []
+    if not blames:
+        blames, loops = blame_loops(case, found)
+    if not blames and not loops:
+        full = blame_full(case, found)
+        if full is not None:
+            blames = [full]
+    if blames:
+        return _accuse(case, blames)
+    if loops:
+        return Verdict(
+            outcome=Outcome.NO_RANK,
+            fault=Fault.DEADLOCK,
+            confidence=Confidence.HIGH,
+            headline="deadlock: ranks wait for each other in a circle, and no single one is at"
+            " fault",
+            evidence=tuple(loops),
+            next_steps=(
+                "Compare the order in which the named ranks call collectives of these groups; all"
+                " members of two groups must use them in one order.",
+            ),
+        )
+    return _everybody_inside(case, found)
+
+
+def _accuse(case: Case, blames: list[Blame]) -> Verdict:
+    blames = sorted(blames, key=lambda blame: (blame.ranks, blame.step))
+    faults = sorted({(rank, blame.fault) for blame in blames for rank in blame.ranks})
+    ranks = tuple(sorted({rank for rank, _ in faults}))
+    kinds = {fault for _, fault in faults}
+    evidence: list[str] = []
+    for blame in blames:
+        evidence += blame.evidence
+    behind = behind_in_counts(case.evidence.observations)
+    for rank in ranks:
+        evidence += sentences(rank, case.evidence.observations.get(rank))
+        if rank in behind:
+            evidence.append(behind[rank])
+    headline = "; ".join(_headline(blame) for blame in blames)
+    verdict = Verdict(
+        outcome=Outcome.CULPRIT,
+        ranks=ranks,
+        fault=blames[0].fault if len(kinds) == 1 else _first_fault(blames),
+        faults=tuple(faults),
+        confidence=min((blame.confidence for blame in blames), key=SURENESS.index),
+        headline=headline,
+        evidence=tuple(dict.fromkeys(evidence)),
+        would_decide=tuple(dict.fromkeys(line for b in blames for line in b.would_decide)),
+        next_steps=tuple(dict.fromkeys(_next_step(case, blame) for blame in blames)),
+    )
+    return _too_short_a_timeout(case, blames, verdict)
+
+
+def _first_fault(blames: list[Blame]) -> Fault:
+    return max(
+        blames, key=lambda blame: (SURENESS.index(blame.confidence), len(blame.waiting))
+    ).fault
+
+
+def _headline(blame: Blame) -> str:
+    suspects = " or ".join(f"rank {rank}" for rank in blame.ranks)
+    together = blame.would_decide and blame.fault is not Fault.MISMATCH
+    who = suspects if together and len(blame.ranks) > 1 else words.ranks(blame.ranks)
+    text = f"{who} {blame.what}"
+    if blame.waiting and blame.fault is not Fault.EXTRA_COLLECTIVE:
+        wait = words.verb(blame.waiting, "waits", "wait")
+        text += f"; {words.ranks(blame.waiting)} {wait} for " + (
+            "it" if len(blame.ranks) == 1 else "them"
+        )
+    return text
+
+
+def _next_step(case: Case, blame: Blame) -> str:
+    who = words.ranks(blame.ranks)
+    lives = {case.life(rank) for rank in blame.ranks}
+    if blame.fault is Fault.DEAD:
+        return f"Read the end of the log of {who}, then replace {who}."
+    if blame.fault is Fault.DEVICE:
+        return (
+            f"Look for device errors (Xid, ECC, link errors) on the host of {who}; take the device"
+            " out if there are any."
+        )
+    if blame.fault is Fault.MISMATCH:
+        return f"Compare the call of {who} with that of the others; check the inputs of {who}."
+    if blame.fault is Fault.EXTRA_COLLECTIVE:
+        return f"Look for a collective that only {who} reaches, as under `if rank == 0`."
+    if blame.fault is Fault.UNEVEN_INPUTS:
+        return "Give every rank equally many batches, or join uneven inputs (torch's Join)."
+    if Life.STOPPED in lives:
+        return f"Find out what stopped {who} (a debugger, SIGSTOP, the freezer), then continue it."
+    return f"Take the stack of {who} (py-spy dump, gdb), then restart or replace {who}."
+
+
+def _too_short_a_timeout(case: Case, blames: list[Blame], verdict: Verdict) -> Verdict:
+    """A rank that writes a checkpoint for longer than a short timeout is slow, not hung."""
+    for blame in blames:
+        meeting = case.waits.meetings[blame.step]
+        timeouts = [e.timeout_ms for e in meeting.waiting.values() if e and e.timeout_ms]
+        short = bool(timeouts) and max(timeouts) < LONG_TIMEOUT_MS
+        for rank in blame.ranks:
+            seen = case.evidence.observations.get(rank)
+            if seen is None or seen.life in (Life.DEAD, Life.STOPPED, Life.CLEAN_EXIT):
+                return verdict
+            if not short or kind_of_wait(seen.stack) is not Waiting.CHECKPOINT:
+                return verdict
+    seconds = max(
+        (e.timeout_ms or 0) // 1000
+        for blame in blames
+        for e in case.waits.meetings[blame.step].waiting.values()
+        if e is not None
+    )
+    return replace(
+        verdict,
+        outcome=Outcome.SLOW,
+        confidence=Confidence.MEDIUM,
+        headline=f"{words.ranks(verdict.ranks)} still reads or writes a checkpoint; the timeout of"
+        f" {seconds} s is too short for it: {verdict.headline}",
+        next_steps=("Give the group of this collective a longer timeout.",),
+    )
+
+
+def _nothing_pending(case: Case) -> Verdict:
+    silent = sorted(case.frontier.everyone - set(case.frontier.dumps))
+    if silent:
+        return Verdict(
+            outcome=Outcome.UNKNOWN,
+            confidence=Confidence.LOW,
+            headline=f"no rank waits in the dumps, but {words.ranks(silent)} left none",
+            would_decide=(f"The dumps or the exits of {words.ranks(silent)}.",),
+        )
+    return Verdict(
+        outcome=Outcome.HEALTHY,
+        headline="no rank waits for another: every collective in the dumps has finished",
+    )
+
+
+def _everybody_inside(case: Case, found: Ends) -> Verdict:
+    """Every end of the graph is a collective that all its members entered."""
+    steps = found.full
+    if _moves(case, found):
+        return Verdict(
+            outcome=Outcome.HEALTHY,
+            confidence=Confidence.MEDIUM,
+            headline="no rank is missing anywhere, and several independent collectives are under"
+            " way on the same ranks: the job was moving",
+            evidence=(
+                "Ranks finished operations that they began after the ones that are still pending.",
+            ),
+            would_decide=("A second set of dumps, half a minute later.",),
+        )
+    places = [case.place(step) for step in steps[:4]]
+    pending_groups = {step.group for step in case.waits.meetings}
+    if len(pending_groups) > 1:
+        return Verdict(
+            outcome=Outcome.NO_RANK,
+            fault=Fault.DEADLOCK,
+            confidence=Confidence.LOW,
+            headline="every rank came to every collective, and none finishes: communicators block"
+            f" each other on the device, or the library or the network is stuck"
+            f" (in {words.join(places)})",
+            evidence=("No rank is behind in any group, and all arguments agree.",),
+            would_decide=(
+                "A second set of dumps tells stuck from moving; device logs (Xid), link counters"
+                " and the RAS state of NCCL tell device from network.",
+            ),
+            next_steps=(
+                "Look for several communicators used at once without an order between them"
+                " (streams, async_op=True).",
+            ),
+        )
+    return Verdict(
+        outcome=Outcome.UNKNOWN,
+        confidence=Confidence.LOW,
+        headline=f"all members are inside {words.join(places)} and agree about it; the dumps do"
+        " not tell whether it is stuck, nor where",
+        would_decide=(
+            "A second set of dumps tells stuck from moving; device logs (Xid), link counters and"
+            " the RAS state of NCCL name the device.",
+        ),
+    )
+
+
+def _moves(case: Case, found: Ends) -> bool:
+    """Whether ranks are in several collectives at once that nothing orders.
+
+    One stuck collective holds, or does not hold, the later ones of its ranks. Two that wait for
+    nothing, on one rank that finished later operations, are a snapshot of a running job.
+    """
+    ends_of: dict[int, int] = {}
+    for step in found.full:
+        for rank, entry in case.waits.meetings[step].waiting.items():
+            standing = case.frontier.standings[rank]
+            if entry is not None and standing.newest_finished > entry.record:
+                ends_of[rank] = ends_of.get(rank, 0) + 1
+    shared = dict.fromkeys(case.waits.of, 0)
+    for step in found.full:
+        for rank in case.waits.meetings[step].waiting:
+            shared[rank] += 1
+    return any(number > 1 and ends_of.get(rank, 0) > 0 for rank, number in shared.items())
+
+
+def _about_files(case: Case) -> list[str]:
+    """What the absence of dumps means."""
+    silent = sorted(case.frontier.everyone - set(case.frontier.dumps))
+    if not silent:
+        return []
+    needed = {r for m in case.waits.meetings.values() for r in m.lacking(Lack.SILENT)}
+    lines = [f"No dump of {words.ranks(silent)}."]
+    backends = {standing.backend for standing in case.frontier.standings.values()}
+    if needed and any(backend.startswith("nccl2") for backend in backends):
+        lines.append(
+            "With nccl2 only ranks that detect a failure write a dump: a missing one fits a rank"
+            " that waits for nobody."
+        )
+    return lines
+
+
+def _compare_with_earlier(evidence: Evidence, dumps: dict[int, Dump], verdict: Verdict) -> Verdict:
+    """With an earlier set of dumps: slow if anything moved."""
+    if not evidence.earlier or verdict.outcome is Outcome.HEALTHY:
+        return verdict
+    earlier, _ = by_rank(evidence.earlier)
+    moved = moved_ranks(earlier, dumps)
+    if not moved:
+        line = "Nothing moved between the two sets of dumps: it is hung, not slow."
+        return replace(verdict, evidence=(*verdict.evidence, line))
+    return replace(
+        verdict,
+        outcome=Outcome.SLOW,
+        fault=Fault.NONE,
+        faults=(),
+        confidence=Confidence.HIGH,
+        headline=f"slow, not hung: {words.ranks(moved)} moved between the two sets of dumps"
+        + (f"; in the later one, {verdict.headline}" if verdict.ranks else ""),
+        next_steps=("Compare the times of steps of the ranks that the others wait for.",)
+        if verdict.ranks
+        else (),
+    )

@@ -1,0 +1,297 @@
+"""How far each rank came in each of its groups.
+
+One pass over the entries of a dump keeps the first pending and the last finished operation of each
+group and forgets the rest, so that a diagnosis needs little memory whatever the ring buffer holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from keepstep.diagnosis.groups import Roster, build_roster
+from keepstep.recorder.meaning import MEANINGS, Counting, Retired
+from keepstep.recorder.model import Backend, Direction, Dump, Entry, GroupName, State
+
+
+@dataclass(slots=True)
+class Position:
+    """Where one rank stands in the collectives of one group."""
+
+    first: int | None = None  # oldest sequence that the ring buffer still holds
+    enqueued: int | None = None  # newest sequence that it entered; None: nobody knows
+    completed: int | None = None  # newest sequence that it is known to have finished
+    last: Entry | None = None
+    done: Entry | None = None
+    pending: Entry | None = None  # the oldest unfinished one
+    pending_sequence: int | None = None  # of it; known without an entry where counters say it
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Point-to-point operations of one rank with one peer in one direction, in their order."""
+
+    issued: int = 0
+    finished: int = 0
+    pending: Entry | None = None  # the oldest unfinished one
+    number: int = 0  # of it, counted from the first retained one
+
+
+PeerKey = tuple[int, Direction, int | None]  # group index, direction, peer (global rank)
+
+
+@dataclass(slots=True)
+class Standing:
+    """All that the diagnosis keeps of one rank's dump."""
+
+    rank: int
+    backend: Backend
+    whole: bool  # the ring buffer holds everything since the first operation
+    proven: bool  # this recorder shows which operations finished
+    positions: dict[int, Position] = field(default_factory=dict)  # by group index
+    transfers: dict[PeerKey, Transfers] = field(default_factory=dict)
+    newest_finished: int = -1  # highest record number that is known to be finished
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Working state of one group of one process during the pass."""
+
+    position: Position = field(default_factory=Position)
+    transfers: dict[tuple[Direction, int | None], Transfers] = field(default_factory=dict)
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where all ranks stand. ``notes`` are sentences about what could not be compared."""
+
+    roster: Roster
+    everyone: frozenset[int]
+    standings: Mapping[int, Standing]
+    dumps: Mapping[int, Dump]
+    notes: tuple[str, ...] = ()
+
+    def positions(self, group: int) -> dict[int, Position]:
+        """Return the positions of the members of a group that left a dump, by rank."""
+        found: dict[int, Position] = {}
+        for rank in self.roster.groups[group].members:
+            standing = self.standings.get(rank)
+            if standing is not None and group in standing.positions:
+                found[rank] = standing.positions[group]
+        return found
+
+
+def find_frontier(dumps: Mapping[int, Dump], everyone: frozenset[int]) -> Frontier:
+    """Find where every rank stands in every group.
+
+    Args:
+        dumps: by rank.
+        everyone: all ranks of the job, those without a dump included.
+    """
+    known = Counter(dump.backend for dump in dumps.values())
+    del known[Backend.UNKNOWN]
+    usual = min(known, key=lambda backend: (-known[backend], backend), default=None)
+    notes: list[str] = []
+    dumps = dict(sorted(dumps.items()))
+    for rank, dump in dumps.items():
+        if not MEANINGS[dump.backend].sequence_per_group:
+            if dump.entries and dump.entries[0].record > 0:
+                notes.append(
+                    f"The ring buffer of rank {rank} has wrapped, and its recorder numbers over"
+                    " all groups: its operations cannot be lined up with those of other ranks."
+                )
+            dumps[rank] = number_per_group(dump)
+    passes = {rank: _pass(dump, usual) for rank, dump in dumps.items()}
+    roster = build_roster(dumps, {rank: slots for rank, (_, slots) in passes.items()}, everyone)
+    standings: dict[int, Standing] = {}
+    for rank, (standing, slots) in passes.items():
+        standing.rank = rank
+        standings[rank] = standing
+        for slot, content in slots.items():
+            group = roster.of[rank][slot]
+            if content.position.last is not None:
+                standing.positions[group] = content.position
+            members = roster.groups[group].members
+            for (direction, peer), transfers in content.transfers.items():
+                known_peer = peer is not None and peer < len(members)
+                other = members[peer] if known_peer and peer is not None else None
+                standing.transfers[group, direction, other] = transfers
+    frontier = Frontier(roster, everyone, standings, dumps, tuple(notes))
+    _use_counters(frontier)
+    _suspect_unproven(frontier)
+    return frontier
+
+
+def number_per_group(dump: Dump) -> Dump:
+    """Give a recorder's entries with one counter for all groups a sequence for each group.
+
+    Entries of a wrapped ring buffer are dropped: how many came before them is not known.
+    """
+    if dump.entries and dump.entries[0].record > 0:
+        return replace(dump, entries=())
+    count: Counter[tuple[int, GroupName, bool]] = Counter()
+    entries = []
+    for entry in dump.entries:
+        p2p = entry.operation.direction is not None
+        count[entry.pg_id, entry.group, p2p] += 1
+        sequence = count[entry.pg_id, entry.group, p2p]
+        entries.append(replace(entry, sequence=sequence, is_p2p=p2p))
+    return replace(dump, entries=tuple(entries))
+
+
+def _pass(dump: Dump, usual: Backend | None) -> tuple[Standing, dict[tuple[int, GroupName], _Slot]]:
+    """Go over the entries of one dump once."""
+    backend = dump.backend
+    if backend is Backend.UNKNOWN and usual is not None:
+        backend = usual
+    meaning = MEANINGS[backend]
+    proven = meaning.completed_shown or meaning.retired is not Retired.NOTHING
+    by_state = meaning.completed_shown
+    slots: dict[tuple[int, int], _Slot] = {}
+    names: dict[int, GroupName] = {}
+    completed = State.COMPLETED
+    newest_finished = -1
+    previous = dump.entries[0].record - 1 if dump.entries else -1
+    for entry in dump.entries:
+        key = (entry.pg_id, id(entry.group))
+        slot = slots.get(key)
+        if slot is None:
+            slot = slots[key] = _Slot()
+            names[key[1]] = entry.group
+        if entry.record > previous + 1:  # only pending entries are written: those between finished
+            newest_finished = entry.record - 1
+        previous = entry.record
+        finished = entry.state is completed if by_state else entry.retired or not proven
+        if finished and proven:
+            newest_finished = previous
+        if entry.is_p2p:
+            if entry.operation.direction is not None:
+                _count(slot, entry, finished)
+            continue
+        position = slot.position
+        if position.last is None:
+            position.first = entry.sequence
+        position.last = entry
+        if finished:
+            position.done = entry
+        elif position.pending is None:
+            position.pending = entry
+    merged: dict[tuple[int, GroupName], _Slot] = {}
+    for (number, identity), slot in slots.items():
+        position = slot.position
+        if position.last is not None:
+            position.enqueued = position.last.sequence
+        if position.pending is not None:
+            position.pending_sequence = position.pending.sequence
+            position.completed = position.pending.sequence - 1
+        elif position.done is not None and proven:
+            position.completed = position.done.sequence
+        merged[number, names[identity]] = slot
+    whole = not dump.entries or dump.entries[0].record == 0
+    standing = Standing(-1, backend, whole, proven, newest_finished=newest_finished)
+    return standing, merged
+
+
+def _count(slot: _Slot, entry: Entry, finished: bool) -> None:
+    """Count one point-to-point operation."""
+    operation = entry.operation
+    assert operation.direction is not None
+    key = (operation.direction, operation.peer)
+    transfers = slot.transfers.get(key)
+    if transfers is None:
+        transfers = slot.transfers[key] = Transfers()
+    transfers.issued += 1
+    if finished:
+        transfers.finished += 1
+    elif transfers.pending is None:
+        transfers.pending = entry
+        transfers.number = transfers.issued
+
+
+def _use_counters(frontier: Frontier) -> None:
+    """Place ranks by the counters of a group where no entry of theirs is left.
+
+    The counters of a group in which anybody sent or received mix two numberings and say nothing.
+    nccl2 and gloo count operations: their numbers become sequences only through an entry of some
+    member with the same number.
+    """
+    mixed = {
+        group for standing in frontier.standings.values() for group, _, _ in standing.transfers
+    }
+    translation: dict[int, dict[int, int]] = {}
+    for rank, joined in frontier.roster.status.items():
+        standing = frontier.standings[rank]
+        counting = MEANINGS[standing.backend].counting
+        for number, group in joined.items():
+            status = frontier.dumps[rank].status[number]
+            if group in standing.positions or group in mixed or counting is Counting.NOTHING:
+                continue
+            enqueued, completed = status.enqueued, status.completed
+            if counting is Counting.OPERATIONS:
+                if group not in translation:
+                    translation[group] = _operation_numbers(frontier, group)
+                enqueued = translation[group].get(-1 if enqueued is None else enqueued)
+                completed = translation[group].get(-1 if completed is None else completed)
+            enqueued = enqueued if status.enqueued is not None else 0
+            completed = completed if status.completed is not None else 0
+            if enqueued is None:
+                continue
+            position = Position(enqueued=enqueued, completed=completed)
+            if completed is not None and completed < enqueued:
+                position.pending_sequence = completed + 1
+            standing.positions[group] = position
+
+
+def _operation_numbers(frontier: Frontier, group: int) -> dict[int, int]:
+    """Map the operation numbers of a group to sequences, through the entries of its members."""
+    found: dict[int, int] = {}
+    for rank in frontier.roster.groups[group].members:
+        for slot, index in frontier.roster.of.get(rank, {}).items():
+            if index == group:
+                for entry in frontier.dumps[rank].entries:
+                    if entry.pg_id == slot[0] and entry.group == slot[1]:
+                        found[entry.op_id] = entry.sequence
+                return found
+    return found
+
+
+def _suspect_unproven(frontier: Frontier) -> None:
+    """Take for pending what a recorder cannot show to be finished and some member did not enter.
+
+    gloo shows an operation that timed out like one that finished. If any of its operations is
+    visibly pending, the dumps were taken during the hang and need no such guess.
+    """
+    suspects: list[tuple[int, int]] = []
+    for group in range(len(frontier.roster.groups)):
+        positions = frontier.positions(group)
+        if any(MEANINGS[frontier.standings[r].backend].completed_shown for r in positions):
+            continue
+        if any(p.pending is not None for p in positions.values()):
+            return
+        known = [p.enqueued for p in positions.values() if p.enqueued is not None]
+        missing = set(frontier.roster.groups[group].members) & set(frontier.standings)
+        lowest = 0 if missing - set(positions) else min(known, default=0)
+        suspects += [
+            (rank, group)
+            for rank, position in positions.items()
+            if position.enqueued is not None and position.enqueued > lowest
+        ]
+        for rank, index in suspects:
+            if index == group:
+                positions[rank].pending_sequence = lowest + 1
+    for rank, group in suspects:
+        position = frontier.standings[rank].positions[group]
+        position.completed = (position.pending_sequence or 1) - 1
+        position.pending = _entry_at(frontier, rank, group, position.pending_sequence or 0)
+
+
+def _entry_at(frontier: Frontier, rank: int, group: int, sequence: int) -> Entry | None:
+    """Return a rank's entry of a collective, None if the ring buffer no longer holds it."""
+    for entry in frontier.dumps[rank].entries:
+        if entry.sequence == sequence and not entry.is_p2p:
+            slot = (entry.pg_id, entry.group)
+            if frontier.roster.of[rank][slot] == group:
+                return entry
+    return None

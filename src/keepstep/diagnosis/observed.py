@@ -1,0 +1,128 @@
+"""What something else than the recorder saw: processes, stacks, NCCL's own counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from keepstep.diagnosis import words
+from keepstep.diagnosis.evidence import Evidence, Life, Observation
+from keepstep.diagnosis.stacks import Waiting, call_site, kind_of_wait, user_frames
+from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
+
+_LIFE = {
+    Life.ALIVE: "Its process is alive",
+    Life.DEAD: "Its process is dead",
+    Life.CLEAN_EXIT: "Its process returned from its script",
+    Life.STOPPED: "Its process is stopped",
+    Life.UNRESPONSIVE: "Its process does not answer",
+}
+
+
+def sentences(rank: int, observation: Observation | None) -> list[str]:
+    """Say what was seen of one rank."""
+    if observation is None:
+        return []
+    found = []
+    if observation.life in _LIFE:
+        why = f": {observation.why}" if observation.why else ""
+        found.append(f"Rank {rank}: {_LIFE[observation.life]}{why}.")
+    if observation.holds_gil:
+        found.append(f"Rank {rank}: a thread holds the GIL, so no other Python code runs.")
+    if observation.stack:
+        kind = kind_of_wait(observation.stack)
+        doing = f", in {kind}" if kind is not Waiting.UNKNOWN else ""
+        found.append(f"Rank {rank}: its main thread is at {call_site(observation.stack)}{doing}.")
+    if observation.step is not None:
+        found.append(f"Rank {rank}: it last committed step {observation.step}.")
+    return found
+
+
+def behind_in_counts(observations: Mapping[int, Observation]) -> dict[int, str]:
+    """Ranks that launched fewer collectives of a communicator than the others, and where."""
+    communicators: dict[str, dict[int, tuple[int, ...]]] = {}
+    for rank, observation in sorted(observations.items()):
+        for name, counts in observation.collective_counts.items():
+            communicators.setdefault(name, {})[rank] = counts
+    found: dict[int, str] = {}
+    for name, by_rank in sorted(communicators.items()):
+        most = max(sum(counts) for counts in by_rank.values())
+        for rank, counts in by_rank.items():
+            if sum(counts) < most:
+                found.setdefault(
+                    rank,
+                    f"NCCL RAS: rank {rank} launched {sum(counts)} collectives of communicator"
+                    f" {name}, others {most}.",
+                )
+    return found
+
+
+def diagnose_observations(evidence: Evidence) -> Verdict:
+    """Diagnose without any dump: from ends of processes, counts and stacks alone."""
+    observations = dict(sorted(evidence.observations.items()))
+    bad = {
+        Life.DEAD: (Fault.DEAD, "is dead", "are dead"),
+        Life.STOPPED: (Fault.STALLED, "is stopped", "are stopped"),
+        Life.UNRESPONSIVE: (Fault.STALLED, "does not answer", "do not answer"),
+    }
+    for life, (fault, one, many) in bad.items():
+        ranks = tuple(rank for rank, seen in observations.items() if seen.life is life)
+        if ranks and len(ranks) * 2 < len(observations):
+            clause = words.verb(ranks, one, many)
+            return _verdict(evidence, ranks, fault, clause, Confidence.MEDIUM)
+    behind = behind_in_counts(observations)
+    if behind and len(behind) * 2 < len(observations):
+        ranks = tuple(sorted(behind))
+        clause = words.verb(ranks, "has", "have") + " launched fewer collectives than the others"
+        return _verdict(
+            evidence, ranks, Fault.STALLED, clause, Confidence.LOW, tuple(behind.values())
+        )
+    stacks = {rank: seen.stack for rank, seen in observations.items() if seen.stack}
+    sites = {rank: user_frames(stack)[:1] for rank, stack in stacks.items()}
+    count = Counter(sites.values())
+    if len(count) > 1:
+        usual, number = max(count.items(), key=lambda item: (item[1], item[0]))
+        odd = tuple(rank for rank, site in sites.items() if site != usual)
+        if number * 2 > len(sites):
+            waits = [kind_of_wait(stacks[rank]) for rank in odd]
+            others = Counter(kind_of_wait(stacks[r]) for r in stacks if r not in odd)
+            ahead = all(kind is Waiting.COLLECTIVE for kind in waits)
+            ahead = ahead and not others[Waiting.COLLECTIVE]
+            fault = Fault.EXTRA_COLLECTIVE if ahead else Fault.STALLED
+            clause = (
+                words.verb(odd, "waits", "wait") + " in a collective that no other rank is in"
+                if ahead
+                else words.verb(odd, "is", "are") + " elsewhere than the other ranks"
+            )
+            return _verdict(evidence, odd, fault, clause, Confidence.LOW)
+    return Verdict(
+        outcome=Outcome.UNKNOWN,
+        confidence=Confidence.LOW,
+        headline="There is no dump, and nothing else tells one rank from the others.",
+        would_decide=(
+            "Recorder dumps of all ranks, taken while they hang, or the stacks of their main"
+            " threads.",
+        ),
+        evidence=tuple(finding.text for finding in evidence.findings),
+    )
+
+
+def _verdict(
+    evidence: Evidence,
+    ranks: tuple[int, ...],
+    fault: Fault,
+    clause: str,
+    confidence: Confidence,
+    more: tuple[str, ...] = (),
+) -> Verdict:
+    seen = [line for rank in ranks for line in sentences(rank, evidence.observations.get(rank))]
+    return Verdict(
+        outcome=Outcome.CULPRIT,
+        ranks=ranks,
+        fault=fault,
+        faults=tuple((rank, fault) for rank in ranks),
+        confidence=confidence,
+        headline=f"{words.ranks(ranks)} {clause}",
+        evidence=(*more, *seen),
+        would_decide=("Recorder dumps of all ranks would show which collective it missed.",),
+    )
