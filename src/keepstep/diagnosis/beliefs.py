@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.diagnosis import words
-from keepstep.diagnosis.blame import Case
+from keepstep.diagnosis.case import Case
 from keepstep.diagnosis.stacks import call_site
 from keepstep.diagnosis.verdict import Belief, Victim
 

@@ -11,24 +11,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from keepstep.diagnosis import words
+from keepstep.diagnosis.absence import blame_absent
 from keepstep.diagnosis.beliefs import list_beliefs, list_victims
-from keepstep.diagnosis.blame import (
-    Blame,
-    Case,
-    Ends,
-    blame_absent,
-    blame_device,
-    blame_full,
-    blame_loops,
-    blame_mismatches,
-    find_ends,
-    open_case,
-)
+from keepstep.diagnosis.case import Blame, Case, open_case
+from keepstep.diagnosis.devices import blame_device, blame_full
+from keepstep.diagnosis.disagreement import blame_mismatches
+from keepstep.diagnosis.ends import Ends, find_ends
 from keepstep.diagnosis.evidence import Evidence, Life
 from keepstep.diagnosis.frontier import find_frontier
 from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.movement import moved_ranks
 from keepstep.diagnosis.observed import behind_in_counts, diagnose_observations, sentences
+from keepstep.diagnosis.order import blame_loops
 from keepstep.diagnosis.stacks import Waiting, kind_of_wait
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
 from keepstep.diagnosis.waits import Lack
@@ -98,7 +92,7 @@ def judge(case: Case) -> Verdict:
     loops: list[str] = []
     if not blames:
         blames, loops = blame_loops(case, found)
-    if not blames and not loops:
+    if not blames and not loops and not _moves(case, found):
         full = blame_full(case, found)
         if full is not None:
             blames = [full]
@@ -135,7 +129,7 @@ def _accuse(case: Case, blames: list[Blame]) -> Verdict:
             evidence.append(behind[rank])
     headline = "; ".join(_headline(blame) for blame in blames)
     verdict = Verdict(
-        outcome=Outcome.CULPRIT,
+        outcome=Outcome.CULPRIT if ranks else Outcome.UNKNOWN,
         ranks=ranks,
         fault=blames[0].fault if len(kinds) == 1 else _first_fault(blames),
         faults=tuple(faults),
@@ -143,7 +137,7 @@ def _accuse(case: Case, blames: list[Blame]) -> Verdict:
         headline=headline,
         evidence=tuple(dict.fromkeys(evidence)),
         would_decide=tuple(dict.fromkeys(line for b in blames for line in b.would_decide)),
-        next_steps=tuple(dict.fromkeys(_next_step(case, blame) for blame in blames)),
+        next_steps=tuple(dict.fromkeys(_next_step(case, b) for b in blames if b.ranks)),
     )
     return _too_short_a_timeout(case, blames, verdict)
 
@@ -157,6 +151,8 @@ def _first_fault(blames: list[Blame]) -> Fault:
 def _headline(blame: Blame) -> str:
     suspects = " or ".join(f"rank {rank}" for rank in blame.ranks)
     together = blame.would_decide and blame.fault is not Fault.MISMATCH
+    if not blame.ranks:
+        return blame.what
     who = suspects if together and len(blame.ranks) > 1 else words.ranks(blame.ranks)
     text = f"{who} {blame.what}"
     if blame.waiting and blame.fault is not Fault.EXTRA_COLLECTIVE:
@@ -243,6 +239,23 @@ def _everybody_inside(case: Case, found: Ends) -> Verdict:
             evidence=(
                 "Ranks finished operations that they began after the ones that are still pending.",
             ),
+            would_decide=("A second set of dumps, half a minute later.",),
+        )
+    late = sorted(
+        {
+            rank
+            for meeting in case.waits.meetings.values()
+            if meeting.finished
+            for rank in meeting.waiting
+        }
+    )
+    if late:
+        return Verdict(
+            outcome=Outcome.UNKNOWN,
+            confidence=Confidence.LOW,
+            headline=f"no rank is missing anywhere; {words.ranks(late)}"
+            f" {words.verb(late, 'shows', 'show')} as pending what others have finished: either"
+            " a recorder is late, or a device is stuck",
             would_decide=("A second set of dumps, half a minute later.",),
         )
     places = [case.place(step) for step in steps[:4]]

@@ -162,28 +162,3 @@ def _highest(marks: dict[int, float], where: dict[int, int]) -> tuple[int, int] 
     top = max(marks.values())
     ranks = [rank for rank, mark in marks.items() if mark == top]
     return (ranks[0], where[ranks[0]]) if len(ranks) == 1 else None
-
-
-def broke_habit(history: History, rank: int, entry: Entry | None) -> bool | None:
-    """Whether a rank came to this call from another one than ever before.
-
-    Returns:
-        None if its buffer does not hold enough to know its habits.
-    """
-    if entry is None:
-        return None
-    groups = history.frontier.roster.groups
-    slots = history.frontier.roster.of[rank]
-    seen: set[tuple[object, object]] = set()
-    calls: set[object] = set()
-    previous: object = None
-    for other in history.entries(rank):
-        kind = groups[slots[other.pg_id, other.group]].description
-        call = (kind, other.operation.name, other.operation.peer, token(other).site)
-        if other.record >= entry.record:
-            return (previous, call) not in seen if previous in calls and call in calls else None
-        if previous is not None:
-            seen.add((previous, call))
-            calls.add(previous)
-        previous = call
-    return None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from keepstep.diagnosis.groups import Roster, build_roster
+from keepstep.diagnosis.words import ranks as rank_list
 from keepstep.recorder.meaning import MEANINGS, Counting, Retired
 from keepstep.recorder.model import Backend, Direction, Dump, Entry, GroupName, State
 
@@ -19,7 +20,7 @@ from keepstep.recorder.model import Backend, Direction, Dump, Entry, GroupName, 
 class Position:
     """Where one rank stands in the collectives of one group."""
 
-    first: int | None = None  # oldest sequence that the ring buffer still holds
+    oldest: Entry | None = None  # that the ring buffer still holds
     enqueued: int | None = None  # newest sequence that it entered; None: nobody knows
     completed: int | None = None  # newest sequence that it is known to have finished
     last: Entry | None = None
@@ -52,6 +53,7 @@ class Standing:
     positions: dict[int, Position] = field(default_factory=dict)  # by group index
     transfers: dict[PeerKey, Transfers] = field(default_factory=dict)
     newest_finished: int = -1  # highest record number that is known to be finished
+    lost: bool = False  # the ring buffer has overwritten operations that are still pending
 
 
 @dataclass(slots=True)
@@ -115,13 +117,26 @@ def find_frontier(dumps: Mapping[int, Dump], everyone: frozenset[int]) -> Fronti
                 standing.positions[group] = content.position
             members = roster.groups[group].members
             for (direction, peer), transfers in content.transfers.items():
-                known_peer = peer is not None and peer < len(members)
-                other = members[peer] if known_peer and peer is not None else None
+                other = _peer(members, rank, peer)
                 standing.transfers[group, direction, other] = transfers
+    lost = [rank for rank, standing in standings.items() if standing.lost]
+    if lost:
+        notes.append(
+            f"The ring buffers of {rank_list(lost)} have overwritten operations that are still"
+            " pending; a larger one (TORCH_FR_BUFFER_SIZE) would show them."
+        )
     frontier = Frontier(roster, everyone, standings, dumps, tuple(notes))
     _use_counters(frontier)
     _suspect_unproven(frontier)
     return frontier
+
+
+def _peer(members: tuple[int, ...], rank: int, peer: int | None) -> int | None:
+    """The global rank of a peer; in a group of two it needs no name."""
+    if peer is not None and peer < len(members):
+        return members[peer]
+    others = [member for member in members if member != rank]
+    return others[0] if len(others) == 1 else None
 
 
 def number_per_group(dump: Dump) -> Dump:
@@ -172,7 +187,7 @@ def _pass(dump: Dump, usual: Backend | None) -> tuple[Standing, dict[tuple[int, 
             continue
         position = slot.position
         if position.last is None:
-            position.first = entry.sequence
+            position.oldest = entry
         position.last = entry
         if finished:
             position.done = entry
@@ -190,8 +205,34 @@ def _pass(dump: Dump, usual: Backend | None) -> tuple[Standing, dict[tuple[int, 
             position.completed = position.done.sequence
         merged[number, names[identity]] = slot
     whole = not dump.entries or dump.entries[0].record == 0
-    standing = Standing(-1, backend, whole, proven, newest_finished=newest_finished)
+    lost = not whole and _overwritten(dump, meaning.counting, merged)
+    standing = Standing(-1, backend, whole, proven, newest_finished=newest_finished, lost=lost)
     return standing, merged
+
+
+def _overwritten(
+    dump: Dump, counting: Counting, slots: Mapping[tuple[int, GroupName], _Slot]
+) -> bool:
+    """Whether counters know of pending operations that the ring buffer no longer holds."""
+    lost = False
+    for (number, _), slot in slots.items():
+        position, status = slot.position, dump.status.get(number)
+        oldest = position.pending
+        if oldest is None or status is None or slot.transfers or oldest is not position.oldest:
+            continue
+        completed = status.completed
+        if counting is Counting.COLLECTIVES:
+            missing = oldest.sequence - 1 - (completed or 0)
+        elif counting is Counting.OPERATIONS:
+            missing = oldest.op_id - 1 - (-1 if completed is None else completed)
+        else:
+            continue
+        if missing > 0:
+            lost = True
+            position.pending = None
+            position.pending_sequence = oldest.sequence - missing
+            position.completed = position.pending_sequence - 1
+    return lost
 
 
 def _count(slot: _Slot, entry: Entry, finished: bool) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from keepstep.diagnosis.habits import only_slip
 from keepstep.diagnosis.history import History, Signature, signature
 from keepstep.diagnosis.waits import Meeting, Step
-from keepstep.recorder.model import Entry
+from keepstep.recorder.model import Direction, Entry
 
 Vote = TypeVar("Vote")
 
+HABIT = "shortly before, it alone went from one call to another as no rank ever did"
 WITNESSES = 64  # finished members that are asked as well, so that a huge group stays cheap
 
 
@@ -48,7 +50,7 @@ def find_mismatch(history: History, step: Step, meeting: Meeting) -> Mismatch | 
         None if all agree, or if fewer than two of them can be compared.
     """
     if step.transfer:
-        return _transfer_mismatch(step, meeting)
+        return _transfer_mismatch(history, step, meeting)
     entries = {rank: entry for rank, entry in meeting.waiting.items() if entry is not None}
     for rank in sorted(meeting.finished)[:WITNESSES]:
         entry = history.entry(rank, step.group, step.sequence)
@@ -63,22 +65,36 @@ def find_mismatch(history: History, step: Step, meeting: Meeting) -> Mismatch | 
     odd = outvoted(votes)
     if odd is not None:
         return Mismatch(step, entries, tuple(odd), True, "")
-    for decide in (_by_siblings, _by_past):
+    for decide in (_by_siblings, _by_past, _by_habit):
         odd, why = decide(history, step, entries, votes)
         if odd:
             return Mismatch(step, entries, tuple(odd), True, why)
     return Mismatch(step, entries, tuple(sorted(entries)), False, "")
 
 
-def _transfer_mismatch(step: Step, meeting: Meeting) -> Mismatch | None:
+def _transfer_mismatch(history: History, step: Step, meeting: Meeting) -> Mismatch | None:
     """A send and its receive must carry equally many elements of one type."""
     entries = {rank: entry for rank, entry in meeting.waiting.items() if entry is not None}
     if len(entries) < 2 or -1 in (step.source, step.target):
         return None
+    if len({_number(history, step, rank) for rank in entries}) > 1:
+        return None
     votes = {signature(entry.operation)[1:] for entry in entries.values()}
     if len(votes) == 1:
         return None
+    slip = only_slip(history, entries)
+    if slip is not None:
+        return Mismatch(step, entries, (slip.rank,), True, HABIT)
     return Mismatch(step, entries, tuple(sorted(entries)), False, "")
+
+
+def _number(history: History, step: Step, rank: int) -> int:
+    """Which transfer of a pair a rank is in; a number of its own if its buffer has wrapped."""
+    standing = history.frontier.standings[rank]
+    direction = Direction.SEND if rank == step.source else Direction.RECEIVE
+    peer = step.target if rank == step.source else step.source
+    transfers = standing.transfers.get((step.group, direction, peer))
+    return transfers.number if transfers is not None and standing.whole else -1 - rank
 
 
 def _by_siblings(
@@ -117,6 +133,14 @@ def _by_past(
         return [], ""
     odd = [rank for rank in sorted(entries) if votes[rank] not in agreeing]
     return odd, "the group did before what the other one does here, and never what this one does"
+
+
+def _by_habit(
+    history: History, step: Step, entries: Mapping[int, Entry], votes: Mapping[int, Signature]
+) -> tuple[list[int], str]:
+    """Ask for the one that left the order of calls that all others keep."""
+    slip = only_slip(history, entries)
+    return ([], "") if slip is None else ([slip.rank], HABIT)
 
 
 def differences(odd: Entry, usual: Entry) -> list[str]:

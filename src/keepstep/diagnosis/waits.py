@@ -35,6 +35,7 @@ class Lack(StrEnum):
     ABSENT = "absent"  # its dump shows that it did not come
     SILENT = "silent"  # it left no dump
     BUSY = "busy"  # it came, and is in something earlier
+    PERHAPS = "perhaps"  # it, or another one, or it came long ago: the recorder does not tell
 
 
 @dataclass(slots=True)
@@ -93,7 +94,23 @@ def find_waits(frontier: Frontier) -> Waits:
         for rank in meeting.waiting:
             if rank not in meeting.lacks and _is_busy(frontier.standings[rank], waits, rank, step):
                 meeting.lacks[rank] = Lack.BUSY
+    for step, meeting in waits.meetings.items():
+        if step.transfer and -1 in (step.source, step.target) and not meeting.lacks:
+            _busy_partners(frontier, waits, step, meeting)
     return waits
+
+
+def _busy_partners(frontier: Frontier, waits: Waits, step: Step, meeting: Meeting) -> None:
+    """A transfer without a named peer waits for a partner that is held up itself."""
+    (rank,) = meeting.waiting
+    for other in frontier.roster.groups[step.group].members:
+        if other == rank:
+            continue
+        for theirs in waits.of.get(other, ()):
+            opposite = theirs.transfer and theirs.group == step.group
+            opposite = opposite and (theirs.source == other) == (step.target == rank)
+            if opposite and _is_busy(frontier.standings[other], waits, other, theirs):
+                meeting.lacks[other] = Lack.PERHAPS
 
 
 def _record(entry: Entry | None) -> int:
@@ -143,9 +160,12 @@ def _needs_of_transfer(frontier: Frontier, step: Step, meeting: Meeting) -> None
             continue
         if theirs is not None and theirs.pending is not None and not both_whole:
             continue
-        meeting.lacks[other] = Lack.ABSENT
-    if peer < 0 and len(meeting.lacks) < len(members) - 1:
-        meeting.lacks.clear()  # from any source: one sender is enough
+        meeting.lacks[other] = Lack.ABSENT if both_whole or peer < 0 else Lack.PERHAPS
+    if peer < 0:
+        if len(meeting.lacks) < len(members) - 1:
+            meeting.lacks.clear()  # one that came is enough
+        elif len(meeting.lacks) > 1:
+            meeting.lacks = dict.fromkeys(meeting.lacks, Lack.PERHAPS)
 
 
 def _is_busy(standing: Standing, waits: Waits, rank: int, step: Step) -> bool:
@@ -166,7 +186,7 @@ def _is_busy(standing: Standing, waits: Waits, rank: int, step: Step) -> bool:
     return False
 
 
-def ends(waits: Waits, roots: set[Node]) -> list[list[Node]]:
+def terminal_parts(waits: Waits, roots: set[Node]) -> list[list[Node]]:
     """Return where the waiting ends: components that point to nothing outside themselves.
 
     Args:
