@@ -178,18 +178,20 @@ def explain_absence(case: Case, step: Step, absent: tuple[int, ...]) -> Blame | 
     if step.transfer or not waiting:
         return None
     with_dump = case.history.with_dump(absent)
-    minority = len(waiting) < len(absent)
+    left = [rank for rank in absent if case.life(rank) is Life.CLEAN_EXIT]
+    minority = len(waiting) < len({*with_dump, *left})
+    alone = len(waiting) < len(absent) and not with_dump and not left
     if with_dump:
         shift = find_shift(case.history, step.group, waiting[0], with_dump[0])
         if shift is not None:
             if minority or (len(waiting) == len(absent) and not shift.usual):
                 return blame_extra(case, waiting, shift, step)
             return blame_skipped(case, absent, shift, step)
-    if len(waiting) <= len(absent):
+    if with_dump and len(waiting) <= len(absent):
         slip = only_slip(case.history, {*waiting, *with_dump})
-        if slip is not None and (with_dump or slip.added):
+        if slip is not None and case.group_of(slip.rank, slip.entry) == step.group:
             return blame_slip(case, slip, step)
-    return _blame_few(case, step, waiting, absent) if minority else None
+    return _blame_few(case, step, waiting, absent) if minority or alone else None
 
 
 def _blame_few(
@@ -230,12 +232,15 @@ def _blame_few(
         + (" left without" if left else " did not call"),
         step,
         waiting=absent,
-        confidence=Confidence.MEDIUM if False in known or left else Confidence.LOW,
+        confidence=Confidence.MEDIUM if left else Confidence.LOW,
         evidence=(
-            f"{capital(words.ranks(absent))} never made this call{from_site(entry)}."
-            if False in known or left
-            else f"{capital(words.ranks(absent))} wait for nobody and have nothing pending.",
+            f"{capital(words.ranks(absent))} wait for nobody"
+            + (" and never made this call" if False in known else "")
+            + f"; {words.ranks(waiting)} made it{from_site(entry)}.",
         ),
+        would_decide=()
+        if left
+        else (f"The stacks of {words.ranks(absent)}: they may all have stopped before this call.",),
     )
 
 

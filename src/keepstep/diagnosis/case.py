@@ -34,6 +34,10 @@ class Case:
         """The name of a step's group for a person."""
         return self.frontier.roster.groups[step.group].label
 
+    def group_of(self, rank: int, entry: Entry) -> int:
+        """The index of the group of a rank's entry."""
+        return self.frontier.roster.of[rank][entry.pg_id, entry.group]
+
     def name(self, step: Step, entry: Entry | None = None) -> str:
         """A step for a person: ``all_reduce 6``, ``the transfer from rank 2 to rank 3``."""
         if step.transfer:

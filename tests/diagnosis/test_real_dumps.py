@@ -1,0 +1,144 @@
+"""Dumps that real jobs wrote, with known causes: right rank and fault, in any order of files."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keepstep.diagnosis.diagnose import diagnose
+from keepstep.diagnosis.evidence import Evidence, Life, Observation
+from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
+from keepstep.recorder.model import RankDump
+from tests.diagnosis.trusted import load_folder
+
+DATA = Path(__file__).parent.parent / "data" / "recorder"
+# Apache-2.0 files of NVIDIA/nvidia-resiliency-ext that this repository does not copy.
+ELSEWHERE = Path(__file__).parents[3] / "shared" / "data" / "recorder"
+
+CASES = {
+    "nvrx-gpu_error_1st": ((12, 14), Fault.DEVICE),
+    "nvrx-lock_gil_1st": ((9, 14), Fault.STALLED),
+    "h200-nccl2-allreduce-hang": ((2,), Fault.STALLED),
+    "h200-nccl-legacy-allreduce-hang": ((2,), Fault.STALLED),
+    "gloo-2.15": ((1,), Fault.STALLED),
+    "h200-4rank-nccl-legacy-size": ((1,), Fault.MISMATCH),
+    "h200-4rank-nccl-legacy-extra": ((0,), Fault.EXTRA_COLLECTIVE),
+    "h200-4rank-nccl-legacy-p2p": ((2,), Fault.STALLED),
+    "h200-4rank-nccl2-skip": ((2,), Fault.STALLED),
+    "h200-4rank-nccl2-dead": ((1,), Fault.STALLED),
+    "h200-4rank-nccl2-kernel": ((2, 3), Fault.DEVICE),
+    "h200-4rank-nccl2-healthy": ((), Fault.NONE),
+}
+
+
+def load(name: str) -> tuple[RankDump, ...]:
+    folder = DATA / name
+    if name.startswith("nvrx-"):
+        folder = ELSEWHERE / name
+        if not folder.is_dir():
+            pytest.skip("the dumps of NVIDIA/nvidia-resiliency-ext are not on this machine")
+    dumps = load_folder(folder)
+    assert dumps, folder
+    return dumps
+
+
+def judge(name: str) -> Verdict:
+    return diagnose(Evidence(dumps=load(name)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_right_ranks_and_fault(name: str) -> None:
+    verdict = judge(name)
+    ranks, fault = CASES[name]
+    assert (verdict.ranks, verdict.fault) == (ranks, fault), verdict.headline
+    assert verdict.outcome is (Outcome.CULPRIT if ranks else Outcome.HEALTHY)
+    assert verdict.faults == tuple((rank, fault) for rank in ranks)
+    assert all(f"rank {rank}" in verdict.headline or "ranks" in verdict.headline for rank in ranks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_verdict_for_any_order_of_files(name: str) -> None:
+    dumps = list(load(name))
+    wanted = judge(name)
+    for seed in range(50):
+        random.Random(seed).shuffle(dumps)
+        assert diagnose(Evidence(dumps=tuple(dumps))) == wanted
+
+
+def test_the_headline_can_be_read_at_three_in_the_morning() -> None:
+    assert judge("h200-nccl-legacy-allreduce-hang").headline == (
+        "rank 2 did not enter all_reduce 4 of group default_pg; ranks 0 and 1 wait for it"
+    )
+    assert judge("h200-4rank-nccl-legacy-size").headline == (
+        "rank 1 came to all_reduce 6 of group default_pg with 1048576 elements instead of 1024;"
+        " ranks 0, 2 and 3 wait for it"
+    )
+
+
+def test_a_missing_dump_is_evidence() -> None:
+    verdict = judge("h200-nccl2-allreduce-hang")
+    assert verdict.confidence is Confidence.MEDIUM
+    assert "Rank 2 left no dump." in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("life", "fault"), [(Life.DEAD, Fault.DEAD), (Life.UNRESPONSIVE, Fault.STALLED)]
+)
+def test_dead_only_with_evidence_of_death(life: Life, fault: Fault) -> None:
+    seen = {1: Observation(life=life, why="killed by SIGKILL")}
+    verdict = diagnose(Evidence(dumps=load("h200-4rank-nccl2-dead"), observations=seen))
+    assert (verdict.ranks, verdict.fault) == ((1,), fault)
+    assert any("killed by SIGKILL" in line for line in verdict.evidence)
+
+
+def test_a_stuck_kernel_names_both_and_what_would_decide() -> None:
+    verdict = judge("h200-4rank-nccl2-kernel")
+    assert verdict.headline.startswith("rank 2 or rank 3 entered all_reduce 6 of group tp [2, 3]")
+    assert verdict.would_decide
+    assert verdict.confidence is Confidence.LOW
+
+
+def test_the_extra_call_is_named_with_its_line() -> None:
+    verdict = judge("h200-4rank-nccl-legacy-extra")
+    assert "train4.py:45" in " ".join(verdict.evidence)
+
+
+def test_victims_of_the_pipeline_and_for_whom_they_wait() -> None:
+    verdict = judge("h200-4rank-nccl-legacy-p2p")
+    waits = {victim.rank: victim.waits_for for victim in verdict.victims}
+    assert waits == {0: (2, 3), 1: (2, 3), 3: (2,)}
+
+
+def test_beliefs_show_what_each_rank_was_in() -> None:
+    verdict = judge("h200-nccl-legacy-allreduce-hang")
+    table = {(b.rank, b.group): (b.last_completed, b.pending, b.call_site) for b in verdict.beliefs}
+    waiting = ("all_reduce 3", "all_reduce 4 [1024] Float, scheduled", "train3.py:59 hang")
+    assert table[0, "default_pg"] == waiting
+    assert table[2, "default_pg"] == ("all_reduce 3", "", "")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("nvrx-")])
+def test_without_any_one_dump_nobody_is_refused(name: str) -> None:
+    """One file lost: an answer all the same, and it names the guilty or the lost rank or asks."""
+    dumps = load(name)
+    for lost in dumps:
+        kept = tuple(dump for dump in dumps if dump is not lost)
+        verdict = diagnose(Evidence(dumps=kept))
+        assert verdict.headline
+        if verdict.ranks and not verdict.would_decide:
+            allowed = {*CASES[name][0], lost.rank}
+            assert set(verdict.ranks) & allowed, (lost.rank, verdict.headline)
+
+
+def test_a_second_equal_set_of_dumps_says_hung_and_a_moved_one_slow() -> None:
+    dumps = load("h200-nccl-legacy-allreduce-hang")
+    hung = diagnose(Evidence(dumps=dumps, earlier=dumps))
+    assert (hung.outcome, hung.ranks) == (Outcome.CULPRIT, (2,))
+    assert any("Nothing moved" in line for line in hung.evidence)
+    before = tuple(
+        replace(item, dump=replace(item.dump, entries=item.dump.entries[:-1])) for item in dumps
+    )
+    assert diagnose(Evidence(dumps=dumps, earlier=before)).outcome is Outcome.SLOW
