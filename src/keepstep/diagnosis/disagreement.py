@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keepstep.diagnosis import words
 from keepstep.diagnosis.case import Blame, Case, capital, from_site
-from keepstep.diagnosis.divergence import find_shift
+from keepstep.diagnosis.divergence import Shift, find_shift
 from keepstep.diagnosis.ends import Ends
 from keepstep.diagnosis.mismatch import Mismatch, differences
 from keepstep.diagnosis.order import blame_extra, blame_skipped
@@ -90,8 +90,19 @@ def _as_shift(
     for other in others[:2]:
         extra = find_shift(case.history, step.group, rank, other)
         skipped = find_shift(case.history, step.group, other, rank)
-        if extra is not None and (skipped is None or extra.sequence >= skipped.sequence):
+        if extra is not None and _likelier(extra, skipped):
             return blame_extra(case, odd, extra, step)
         if skipped is not None:
             return blame_skipped(case, odd, skipped, step)
     return None
+
+
+def _likelier(extra: Shift, skipped: Shift | None) -> bool:
+    """Whether a rank added a call rather than left one out, where its calls may fit both.
+
+    In a loop of n calls, one left out and n - 1 added look alike: the fewer count. A call that both
+    made before belongs to the loop, and was hardly added.
+    """
+    if skipped is not None and extra.amount != skipped.amount:
+        return extra.amount < skipped.amount
+    return not extra.usual

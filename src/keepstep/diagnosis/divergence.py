@@ -52,10 +52,17 @@ def find_shift(history: History, group: int, ahead: int, behind: int) -> Shift |
             continue
         for at in range(lowest, max(calls) + 1):
             if at in others and at in calls and not calls[at].agrees(others[at]):
+                if max(calls) - max(others) < amount and _agree_after(calls, others, at):
+                    break  # one call in place of another: nothing has moved
                 usual = _known_before(calls, at) and _known_before(others, at, calls[at])
                 entry = history.of(ahead, group)[at]
                 return Shift(ahead, behind, at, amount, entry, usual)
     return None
+
+
+def _agree_after(calls: dict[int, Token], others: dict[int, Token], at: int) -> bool:
+    both = [s for s in calls if s > at and s in others]
+    return all(calls[s].agrees(others[s]) for s in both)
 
 
 def _known_before(calls: dict[int, Token], at: int, what: Token | None = None) -> bool:
