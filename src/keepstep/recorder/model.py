@@ -73,7 +73,7 @@ class Entry:
     sequence: int = 0  # of its kind (collective or point-to-point) within the group
     op_id: int = 0  # counts every logical operation of the group, those of a coalesced one too
     state: State = State.SCHEDULED
-    retired: bool = False  # the recorder no longer waits for it; see ``reading`` for its meaning
+    retired: bool = False  # the recorder no longer waits for it; see ``meaning`` for what that says
     created_ns: int | None = None
     started_ns: int | None = None
     completed_ns: int | None = None
