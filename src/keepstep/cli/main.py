@@ -18,31 +18,69 @@ from typer.core import TyperCommand, TyperGroup
 from keepstep._version import __version__
 from keepstep.exit_codes import ExitCode
 
+_COMMAND = "keepstep.cli."  # where the files of commands lie
+
 # Each command's context settings, in the order in which help lists them.
 _COMMANDS: dict[str, dict[str, Any]] = {
     # What follows the script belongs to the script, also when it looks like an option.
     "run": {"allow_interspersed_args": False},
+    "checkpoint": {},
+}
+
+# The commands of a group: `keepstep checkpoint readers` is the function `readers` in
+# `keepstep.cli.checkpoint_readers`.
+_GROUPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "checkpoint": (
+        "Which PyTorch can read a checkpoint, and how to go back to an older one.",
+        {"inspect": {}, "readers": {}, "downgrade": {}, "verify": {}, "status": {}},
+    ),
 }
 
 
-class _CommandsOnDemand(TyperGroup):
-    """Imports a command's file when the command is first looked up."""
+def _on_demand(prefix: str, commands: dict[str, dict[str, Any]]) -> type[TyperGroup]:
+    """Return a group that imports a command's file when the command is first looked up."""
 
-    # The context is Any because typer keeps the type of its base class to itself.
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_COMMANDS)
+    class CommandsOnDemand(TyperGroup):
+        # The context is Any because typer keeps the type of its base class to itself.
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(commands)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        return _load(cmd_name) if cmd_name in _COMMANDS else None
+        def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | TyperGroup | None:
+            if cmd_name not in commands:
+                return None
+            if prefix == _COMMAND and cmd_name in _GROUPS:
+                return _load_group(cmd_name)
+            return _load(prefix, cmd_name, commands[cmd_name])
+
+    return CommandsOnDemand
 
 
-def _load(name: str) -> TyperCommand:
-    function = getattr(importlib.import_module(f"keepstep.cli.{name}"), name)
+def _load(prefix: str, name: str, settings: dict[str, Any]) -> TyperCommand:
+    function = getattr(importlib.import_module(f"{prefix}{name}"), name)
     single = _plain_app()
-    single.command(name=name, context_settings=_COMMANDS[name])(function)
+    single.command(name=name, context_settings=settings)(function)
     command = typer.main.get_command(single)
     assert isinstance(command, TyperCommand), "an app with one command and no callback is a command"
     return command
+
+
+def _load_group(name: str) -> TyperGroup:
+    says, commands = _GROUPS[name]
+    several = _plain_app()
+    several.callback(
+        cls=_on_demand(f"{_COMMAND}{name}_", commands),
+        help=says,
+        invoke_without_command=True,
+    )(_help_without_command)
+    group = typer.main.get_command(several)
+    assert isinstance(group, TyperGroup), "an app with a callback is a group"
+    return group
+
+
+def _help_without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def _plain_app() -> typer.Typer:
@@ -59,7 +97,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(cls=_CommandsOnDemand, invoke_without_command=True)
+@app.callback(cls=_on_demand(_COMMAND, _COMMANDS), invoke_without_command=True)
 def keepstep(
     context: typer.Context,
     version: Annotated[
@@ -68,9 +106,7 @@ def keepstep(
     ] = False,
 ) -> None:
     """Keep every rank in step: through a bad GPU, a hang, or a bad release."""
-    if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
-        raise typer.Exit(ExitCode.USAGE)
+    _help_without_command(context)
 
 
 def execute(arguments: Sequence[str]) -> int:
