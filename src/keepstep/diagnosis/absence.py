@@ -56,23 +56,24 @@ def _without_doubtful(case: Case, absent: list[int]) -> list[int]:
 
 
 def _narrow_silent(case: Case, absent: list[int]) -> list[int]:
-    """Of several ranks without a dump that one operation lacks, keep those that explain most."""
-    silent = [rank for rank in absent if rank not in case.frontier.dumps]
-    if len(silent) < 2:
-        return absent
-    candidates = [
-        set(meeting.lacking(Lack.SILENT)) & set(silent)
+    """Keep of the ranks without a dump those that are needed to explain the waiting.
+
+    An operation that lacks a rank whose dump shows why needs no other explanation. Where several
+    silent ranks could be it, those count that something else speaks against, then those that most
+    operations lack.
+    """
+    silent = {rank for rank in absent if rank not in case.frontier.dumps}
+    sets = [
+        silent.intersection(meeting.lacks)
         for meeting in case.waits.meetings.values()
-        if not meeting.lacking(Lack.ABSENT)
+        if meeting.lacks and all(lack is Lack.SILENT for lack in meeting.lacks.values())
     ]
-    sets = [ranks for ranks in candidates if ranks]
-    certain = {rank for ranks in sets if len(ranks) == 1 for rank in ranks}
     observed = {rank for rank in silent if case.life(rank) in BAD_ENDS}
-    kept: set[int] = set(certain)
+    kept = {rank for ranks in sets if len(ranks) == 1 for rank in ranks}
     for ranks in sets:
-        if not ranks & kept:
+        if ranks and not ranks & kept:
             kept |= (ranks & observed) or _most_often(ranks, sets)
-    return sorted((set(absent) - set(silent)) | kept)
+    return sorted((set(absent) - silent) | kept)
 
 
 def _most_often(ranks: set[int], sets: list[set[int]]) -> set[int]:
@@ -187,6 +188,8 @@ def explain_absence(case: Case, step: Step, absent: tuple[int, ...]) -> Blame | 
             if minority or (len(waiting) == len(absent) and not shift.usual):
                 return blame_extra(case, waiting, shift, step)
             return blame_skipped(case, absent, shift, step)
+    if len(left) == len(absent):
+        return _blame_few(case, step, waiting, absent) if minority else None
     if with_dump and len(waiting) <= len(absent):
         slip = only_slip(case.history, {*waiting, *with_dump})
         if slip is not None and case.group_of(slip.rank, slip.entry) == step.group:

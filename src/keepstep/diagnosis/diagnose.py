@@ -16,7 +16,7 @@ from keepstep.diagnosis.beliefs import list_beliefs, list_victims
 from keepstep.diagnosis.case import Blame, Case, open_case
 from keepstep.diagnosis.devices import blame_device, blame_full
 from keepstep.diagnosis.disagreement import blame_mismatches
-from keepstep.diagnosis.ends import Ends, find_ends
+from keepstep.diagnosis.ends import find_ends
 from keepstep.diagnosis.evidence import Evidence, Life
 from keepstep.diagnosis.frontier import find_frontier
 from keepstep.diagnosis.groups import all_ranks
@@ -24,6 +24,7 @@ from keepstep.diagnosis.movement import moved_ranks
 from keepstep.diagnosis.observed import behind_in_counts, diagnose_observations, sentences
 from keepstep.diagnosis.order import blame_loops
 from keepstep.diagnosis.stacks import Waiting, kind_of_wait
+from keepstep.diagnosis.standstill import everybody_inside, job_moves, nothing_pending
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
 from keepstep.diagnosis.waits import Lack
 from keepstep.recorder.model import Dump, RankDump
@@ -82,7 +83,7 @@ def _age(item: RankDump) -> tuple[int, int, str]:
 def judge(case: Case) -> Verdict:
     """Try the explanations in their order."""
     if not case.waits.meetings:
-        return _nothing_pending(case)
+        return nothing_pending(case)
     found = find_ends(case)
     blames = [
         *blame_mismatches(case, found),
@@ -92,7 +93,7 @@ def judge(case: Case) -> Verdict:
     loops: list[str] = []
     if not blames:
         blames, loops = blame_loops(case, found)
-    if not blames and not loops and not _moves(case, found):
+    if not blames and not loops and not job_moves(case, found):
         full = blame_full(case, found)
         if full is not None:
             blames = [full]
@@ -111,7 +112,7 @@ def judge(case: Case) -> Verdict:
                 " members of two groups must use them in one order.",
             ),
         )
-    return _everybody_inside(case, found)
+    return everybody_inside(case, found)
 
 
 def _accuse(case: Case, blames: list[Blame]) -> Verdict:
@@ -210,103 +211,6 @@ def _too_short_a_timeout(case: Case, blames: list[Blame], verdict: Verdict) -> V
         f" {seconds} s is too short for it: {verdict.headline}",
         next_steps=("Give the group of this collective a longer timeout.",),
     )
-
-
-def _nothing_pending(case: Case) -> Verdict:
-    silent = sorted(case.frontier.everyone - set(case.frontier.dumps))
-    if silent:
-        return Verdict(
-            outcome=Outcome.UNKNOWN,
-            confidence=Confidence.LOW,
-            headline=f"no rank waits in the dumps, but {words.ranks(silent)} left none",
-            would_decide=(f"The dumps or the exits of {words.ranks(silent)}.",),
-        )
-    return Verdict(
-        outcome=Outcome.HEALTHY,
-        headline="no rank waits for another: every collective in the dumps has finished",
-    )
-
-
-def _everybody_inside(case: Case, found: Ends) -> Verdict:
-    """Every end of the graph is a collective that all its members entered."""
-    steps = found.full
-    if _moves(case, found):
-        return Verdict(
-            outcome=Outcome.HEALTHY,
-            confidence=Confidence.MEDIUM,
-            headline="no rank is missing anywhere, and several independent collectives are under"
-            " way on the same ranks: the job was moving",
-            evidence=(
-                "Ranks finished operations that they began after the ones that are still pending.",
-            ),
-            would_decide=("A second set of dumps, half a minute later.",),
-        )
-    late = sorted(
-        {
-            rank
-            for meeting in case.waits.meetings.values()
-            if meeting.finished
-            for rank in meeting.waiting
-        }
-    )
-    if late:
-        return Verdict(
-            outcome=Outcome.UNKNOWN,
-            confidence=Confidence.LOW,
-            headline=f"no rank is missing anywhere; {words.ranks(late)}"
-            f" {words.verb(late, 'shows', 'show')} as pending what others have finished: either"
-            " a recorder is late, or a device is stuck",
-            would_decide=("A second set of dumps, half a minute later.",),
-        )
-    places = [case.place(step) for step in steps[:4]]
-    pending_groups = {step.group for step in case.waits.meetings}
-    if len(pending_groups) > 1:
-        return Verdict(
-            outcome=Outcome.NO_RANK,
-            fault=Fault.DEADLOCK,
-            confidence=Confidence.LOW,
-            headline="every rank came to every collective, and none finishes: communicators block"
-            f" each other on the device, or the library or the network is stuck"
-            f" (in {words.join(places)})",
-            evidence=("No rank is behind in any group, and all arguments agree.",),
-            would_decide=(
-                "A second set of dumps tells stuck from moving; device logs (Xid), link counters"
-                " and the RAS state of NCCL tell device from network.",
-            ),
-            next_steps=(
-                "Look for several communicators used at once without an order between them"
-                " (streams, async_op=True).",
-            ),
-        )
-    return Verdict(
-        outcome=Outcome.UNKNOWN,
-        confidence=Confidence.LOW,
-        headline=f"all members are inside {words.join(places)} and agree about it; the dumps do"
-        " not tell whether it is stuck, nor where",
-        would_decide=(
-            "A second set of dumps tells stuck from moving; device logs (Xid), link counters and"
-            " the RAS state of NCCL name the device.",
-        ),
-    )
-
-
-def _moves(case: Case, found: Ends) -> bool:
-    """Whether ranks are in several collectives at once that nothing orders.
-
-    One stuck collective holds, or does not hold, the later ones of its ranks. Two that wait for
-    nothing, on one rank that finished later operations, are a snapshot of a running job.
-    """
-    ends_of: dict[int, int] = {}
-    for step in found.full:
-        for rank, entry in case.waits.meetings[step].waiting.items():
-            standing = case.frontier.standings[rank]
-            if entry is not None and standing.newest_finished > entry.record:
-                ends_of[rank] = ends_of.get(rank, 0) + 1
-    shared = dict.fromkeys(case.waits.of, 0)
-    for step in found.full:
-        for rank in case.waits.meetings[step].waiting:
-            shared[rank] += 1
-    return any(number > 1 and ends_of.get(rank, 0) > 0 for rank, number in shared.items())
 
 
 def _about_files(case: Case) -> list[str]:

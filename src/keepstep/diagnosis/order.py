@@ -76,11 +76,14 @@ def blame_slip(case: Case, slip: Slip, step: Step) -> Blame:
         else f"left the common order of calls: it came to {place}",
         step,
         waiting=dependents(case, (slip.rank,)),
-        confidence=Confidence.MEDIUM,
+        confidence=Confidence.MEDIUM if entry.stack else Confidence.LOW,
         evidence=(
             f"Rank {slip.rank} went from {previous.operation.name} {previous.sequence}"
             f"{from_site(previous)} to {place}; it did so once, and no other rank ever did.",
         ),
+        would_decide=()
+        if entry.stack
+        else ("Dumps with stacks (TORCH_INCLUDE_STACK_TRACE): they tell equal calls apart.",),
     )
 
 
