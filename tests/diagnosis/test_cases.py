@@ -640,3 +640,56 @@ def test_several_missing_dumps_are_narrowed_by_what_each_group_lacks() -> None:
         )
     )
     assert (named.ranks, named.fault) == ((2,), Fault.STALLED)
+
+
+def test_a_rank_in_gloo_waits_for_one_that_waits_in_nccl() -> None:
+    """Two recorders a rank: the root is where the waiting ends over both."""
+    groups = {"cpu0": (0, 1), "gpu0": (1, 2)}
+    programs = {
+        0: loop(4, Call("barrier", "cpu0")),
+        1: loop(4, Call("all_reduce", "gpu0"), Call("wait"), Call("barrier", "cpu0"), Call("wait")),
+        2: loop(4, Call("all_reduce", "gpu0")),
+    }
+    job = Job(programs, groups)
+    job.ranks[2].stop_before = 2
+    job.run()
+
+    def part(item: RankDump, name: str) -> RankDump:
+        entries = tuple(e for e in item.dump.entries if e.group.description == name)
+        entries = tuple(replace(e, record=at) for at, e in enumerate(entries))
+        return replace(item, dump=replace(item.dump, entries=entries, status={}))
+
+    dumps = (
+        *(part(item, "gpu") for item in job.dumps(LEGACY) if item.rank != 0),
+        *(part(item, "cpu") for item in job.dumps(GLOO) if item.rank != 2),
+    )
+    verdict = diagnose(Evidence(dumps=dumps))
+    assert (verdict.ranks, verdict.fault) == ((2,), Fault.STALLED)
+    waits = {victim.rank: victim.waits_for for victim in verdict.victims}
+    assert waits == {0: (1,), 1: (2,)}
+    assert diagnose(Evidence(dumps=dumps[::-1])) == verdict
+
+
+def test_of_two_attempts_only_the_newest_counts() -> None:
+    old, new = world_loop(3), world_loop(3)
+    old.ranks[1].stop_before = 2
+    new.ranks[2].stop_before = 4
+    old.run()
+    new.run()
+    later = [
+        replace(
+            item,
+            attempt="1",
+            dump=replace(
+                item.dump,
+                entries=tuple(
+                    replace(e, created_ns=2 * 10**18 + e.record) for e in item.dump.entries
+                ),
+            ),
+        )
+        for item in new.dumps(LEGACY)
+    ]
+    earlier = [replace(item, attempt="0") for item in old.dumps(LEGACY)]
+    verdict = diagnose(Evidence(dumps=(*earlier, *later)))
+    assert verdict.ranks == (2,)
+    assert any("2 attempts" in line for line in verdict.evidence)

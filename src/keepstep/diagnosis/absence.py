@@ -9,7 +9,6 @@ from keepstep.diagnosis.ends import Ends
 from keepstep.diagnosis.evidence import Life
 from keepstep.diagnosis.habits import only_slip
 from keepstep.diagnosis.order import blame_extra, blame_order, blame_skipped, blame_slip
-from keepstep.diagnosis.stacks import call_site
 from keepstep.diagnosis.verdict import Confidence, Fault
 from keepstep.diagnosis.waits import Lack, Meeting, Step
 from keepstep.recorder.meaning import MEANINGS
@@ -156,14 +155,12 @@ def _where(case: Case, step: Step, rank: int) -> str:
     position = standing.positions.get(step.group)
     if position is None or position.enqueued is None:
         return f"Rank {rank} has no collective of group {case.group(step)} in its dump."
-    last = f"{position.last.operation.name} {position.enqueued}" if position.last else ""
-    site = call_site(position.last.stack) if position.last else ""
-    return (
-        f"The last call of rank {rank} in group {case.group(step)} is"
-        f" {last or f'number {position.enqueued}'}"
-        + (f" at {site}" if site else "")
-        + ", and nothing of it is pending that others do not have."
-    )
+    if position.last is None:
+        last = f"number {position.enqueued}"
+    else:
+        last = f"{position.last.operation.name} {position.enqueued}{from_site(position.last)}"
+    waits = ", and it waits for nobody" if rank not in case.waits.of else ""
+    return f"The last call of rank {rank} in group {case.group(step)} is {last}{waits}."
 
 
 def explain_absence(case: Case, step: Step, absent: tuple[int, ...]) -> Blame | None:

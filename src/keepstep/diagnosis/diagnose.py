@@ -7,7 +7,6 @@ finished is blamed on its members only where others wait behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from keepstep.diagnosis import words
@@ -23,11 +22,12 @@ from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.movement import moved_ranks
 from keepstep.diagnosis.observed import behind_in_counts, diagnose_observations, sentences
 from keepstep.diagnosis.order import blame_loops
+from keepstep.diagnosis.recorders import one_each
 from keepstep.diagnosis.stacks import Waiting, kind_of_wait
 from keepstep.diagnosis.standstill import everybody_inside, job_moves, nothing_pending
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
 from keepstep.diagnosis.waits import Lack
-from keepstep.recorder.model import Dump, RankDump
+from keepstep.recorder.model import Dump
 
 SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 LONG_TIMEOUT_MS = 600_000  # torch's default for NCCL (10 minutes): a checkpoint should fit into it
@@ -38,7 +38,7 @@ def diagnose(evidence: Evidence) -> Verdict:
 
     The same evidence gives the same verdict, whatever the order of its dumps.
     """
-    dumps, notes = by_rank(evidence.dumps)
+    dumps, notes = one_each(evidence.dumps)
     if not dumps:
         return diagnose_observations(evidence)
     known = all_ranks(dumps, evidence.observations)
@@ -53,31 +53,6 @@ def diagnose(evidence: Evidence) -> Verdict:
         victims=list_victims(case, frozenset(verdict.ranks)),
     )
     return _compare_with_earlier(evidence, dumps, verdict)
-
-
-def by_rank(dumps: Iterable[RankDump]) -> tuple[dict[int, Dump], tuple[str, ...]]:
-    """Keep one dump a rank, the newest one; say where there were several or none could be used."""
-    found: dict[int, list[RankDump]] = {}
-    nameless = 0
-    for item in dumps:
-        if item.rank is None:
-            nameless += 1
-        else:
-            found.setdefault(item.rank, []).append(item)
-    notes = []
-    if nameless:
-        notes.append(f"{nameless} dumps do not say whose they are and were left out.")
-    several = sorted(rank for rank, items in found.items() if len(items) > 1)
-    if several:
-        notes.append(f"Of {words.ranks(several)} there are several dumps; the newest was used.")
-    kept = {rank: max(items, key=_age).dump for rank, items in sorted(found.items())}
-    return kept, tuple(notes)
-
-
-def _age(item: RankDump) -> tuple[int, int, str]:
-    entries = item.dump.entries
-    newest = (entries[-1].created_ns or 0) if entries else 0
-    return newest, len(entries), str(item.path)
 
 
 def judge(case: Case) -> Verdict:
@@ -128,7 +103,13 @@ def _accuse(case: Case, blames: list[Blame]) -> Verdict:
         evidence += sentences(rank, case.evidence.observations.get(rank))
         if rank in behind:
             evidence.append(behind[rank])
-    headline = "; ".join(_headline(blame) for blame in blames)
+    guilty = set(ranks)
+    waiting = {rank for b in blames for rank in b.waiting} - guilty
+    behind_them = sorted(set(case.waits.of) - guilty - waiting)
+    if ranks and behind_them and not any(blame.would_decide for blame in blames):
+        wait = words.verb(behind_them, "waits", "wait")
+        evidence.append(_sentence(f"{words.ranks(behind_them)} {wait} for those that wait"))
+    headline = "; ".join(_headline(blame, guilty) for blame in blames)
     verdict = Verdict(
         outcome=Outcome.CULPRIT if ranks else Outcome.UNKNOWN,
         ranks=ranks,
@@ -149,16 +130,21 @@ def _first_fault(blames: list[Blame]) -> Fault:
     ).fault
 
 
-def _headline(blame: Blame) -> str:
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _headline(blame: Blame, guilty: set[int]) -> str:
     suspects = " or ".join(f"rank {rank}" for rank in blame.ranks)
     together = blame.would_decide and blame.fault is not Fault.MISMATCH
     if not blame.ranks:
         return blame.what
     who = suspects if together and len(blame.ranks) > 1 else words.ranks(blame.ranks)
     text = f"{who} {blame.what}"
-    if blame.waiting and blame.fault is not Fault.EXTRA_COLLECTIVE:
-        wait = words.verb(blame.waiting, "waits", "wait")
-        text += f"; {words.ranks(blame.waiting)} {wait} for " + (
+    waiting = [rank for rank in blame.waiting if rank not in guilty]
+    if waiting and blame.fault is not Fault.EXTRA_COLLECTIVE:
+        wait = words.verb(waiting, "waits", "wait")
+        text += f"; {words.ranks(waiting)} {wait} for " + (
             "it" if len(blame.ranks) == 1 else "them"
         )
     return text
@@ -187,6 +173,8 @@ def _next_step(case: Case, blame: Blame) -> str:
 
 def _too_short_a_timeout(case: Case, blames: list[Blame], verdict: Verdict) -> Verdict:
     """A rank that writes a checkpoint for longer than a short timeout is slow, not hung."""
+    if not verdict.ranks:
+        return verdict
     for blame in blames:
         meeting = case.waits.meetings[blame.step]
         timeouts = [e.timeout_ms for e in meeting.waiting.values() if e and e.timeout_ms]
@@ -233,7 +221,7 @@ def _compare_with_earlier(evidence: Evidence, dumps: dict[int, Dump], verdict: V
     """With an earlier set of dumps: slow if anything moved."""
     if not evidence.earlier or verdict.outcome is Outcome.HEALTHY:
         return verdict
-    earlier, _ = by_rank(evidence.earlier)
+    earlier, _ = one_each(evidence.earlier)
     moved = moved_ranks(earlier, dumps)
     if not moved:
         line = "Nothing moved between the two sets of dumps: it is hung, not slow."

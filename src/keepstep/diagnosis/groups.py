@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from keepstep.diagnosis.words import rank_list
-from keepstep.recorder.model import Backend, Dump, GroupName
+from keepstep.recorder.model import Dump, GroupName
 
 DEFAULT = "default_pg"  # torch's description of the group of all ranks
 NO_DESCRIPTION = ("", "undefined")  # torch writes "undefined" where the caller gave none
@@ -111,7 +111,7 @@ def all_ranks(dumps: Mapping[int, Dump], others: Iterable[int]) -> frozenset[int
     for dump in dumps.values():
         for item in dump.groups:
             known.update(item.ranks or ())
-    unlisted = any(dump.backend is Backend.GLOO for dump in dumps.values())
+    unlisted = any(group.ranks is None for dump in dumps.values() for group in dump.groups)
     if unlisted and known:
         known.update(range(max(known) + 1))
     return frozenset(known)

@@ -30,8 +30,8 @@ def blame_extra(
         f" ({entry.operation.name}{from_site(entry, theirs)}); rank {shift.behind} made no such"
         + " call"
         + (f" and has {theirs.operation.name}{from_site(theirs, entry)} there." if theirs else "."),
-        f"From there on the calls of rank {shift.ahead} agree with those of rank {shift.behind}"
-        f" {shift.amount} earlier.",
+        f"From there on, call n of rank {shift.ahead} is call n - {shift.amount} of rank"
+        f" {shift.behind}.",
     ]
     return Blame(
         ranks,
@@ -58,8 +58,8 @@ def blame_skipped(case: Case, ranks: tuple[int, ...], shift: Shift, step: Step) 
         evidence=(
             f"Rank {shift.ahead} made call {shift.sequence} of group {case.group(step)}"
             f" ({entry.operation.name}{from_site(entry)}); {words.ranks(ranks)} did not.",
-            f"From there on the calls of rank {shift.ahead} agree with those of"
-            f" {words.ranks(ranks)} {shift.amount} earlier.",
+            f"From there on, call n of rank {shift.ahead} is call n - {shift.amount} of"
+            f" {words.ranks(ranks)}.",
         ),
     )
 
@@ -191,10 +191,13 @@ def _shifted_member(case: Case, step: Step) -> Blame | None:
     usual = [rank for rank in members if newest[rank] == most]
     if len(odd) != 1 or len(usual) < 2:
         return None
-    shift = find_shift(case.history, step.group, odd[0], usual[0])
-    if shift is not None and newest[odd[0]] > most:
-        return blame_extra(case, (odd[0],), shift, step)
-    left = find_shift(case.history, step.group, usual[0], odd[0])
-    if left is not None and newest[odd[0]] < most:
-        return blame_skipped(case, (odd[0],), left, step)
+    witnesses = usual[:3]
+    if newest[odd[0]] > most:
+        added = [find_shift(case.history, step.group, odd[0], rank) for rank in witnesses]
+        if added[0] is not None and all(added):
+            return blame_extra(case, (odd[0],), added[0], step)
+    else:
+        left = [find_shift(case.history, step.group, rank, odd[0]) for rank in witnesses]
+        if left[0] is not None and all(left):
+            return blame_skipped(case, (odd[0],), left[0], step)
     return None
