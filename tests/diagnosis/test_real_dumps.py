@@ -12,6 +12,7 @@ from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
 from keepstep.recorder.model import RankDump
+from keepstep.recorder.read import read_tree
 from tests.diagnosis.trusted import load_folder
 
 DATA = Path(__file__).parent.parent / "data" / "recorder"
@@ -66,6 +67,14 @@ def test_the_same_verdict_for_any_order_of_files(name: str) -> None:
     for seed in range(50):
         random.Random(seed).shuffle(dumps)
         assert diagnose(Evidence(dumps=tuple(dumps))) == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("nvrx-")])
+def test_from_files_to_verdict(name: str) -> None:
+    """The safe reader of files nobody knows leads to the same verdict."""
+    reading = read_tree(DATA / name, workers=1)
+    verdict = diagnose(Evidence(dumps=reading.dumps, findings=reading.findings))
+    assert (verdict.ranks, verdict.fault) == CASES[name], verdict.headline
 
 
 def test_the_headline_can_be_read_at_three_in_the_morning() -> None:
