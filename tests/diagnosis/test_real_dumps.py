@@ -11,7 +11,7 @@ import pytest
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
-from keepstep.recorder.model import RankDump
+from keepstep.recorder.model import Finding, RankDump
 from keepstep.recorder.read import read_tree
 from tests.diagnosis.trusted import load_folder
 
@@ -91,6 +91,13 @@ def test_a_missing_dump_is_evidence() -> None:
     verdict = judge("h200-nccl2-allreduce-hang")
     assert verdict.confidence is Confidence.MEDIUM
     assert "Rank 2 left no dump." in verdict.evidence
+
+
+def test_a_file_that_cannot_be_read_is_said() -> None:
+    finding = Finding("truncated", "dump_2", "the file ends in the middle")
+    dumps = load("h200-nccl2-allreduce-hang")
+    verdict = diagnose(Evidence(dumps=dumps, findings=(finding,)))
+    assert "dump_2 could not be used: the file ends in the middle" in verdict.evidence
 
 
 @pytest.mark.parametrize(

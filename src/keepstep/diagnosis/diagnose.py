@@ -27,7 +27,7 @@ from keepstep.diagnosis.stacks import Waiting, kind_of_wait
 from keepstep.diagnosis.standstill import everybody_inside, job_moves, nothing_pending
 from keepstep.diagnosis.verdict import Confidence, Fault, Outcome, Verdict
 from keepstep.diagnosis.waits import Lack
-from keepstep.recorder.model import Dump
+from keepstep.recorder.model import Dump, Severity
 
 SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 LONG_TIMEOUT_MS = 600_000  # torch's default for NCCL (10 minutes): a checkpoint should fit into it
@@ -204,10 +204,12 @@ def _too_short_a_timeout(case: Case, blames: list[Blame], verdict: Verdict) -> V
 def _about_files(case: Case) -> list[str]:
     """What the absence of dumps means."""
     silent = sorted(case.frontier.everyone - set(case.frontier.dumps))
+    broken = [f for f in case.evidence.findings if f.severity is Severity.ERROR]
+    unread = [f"{f.path} could not be used: {f.text}" for f in broken]
     if not silent:
-        return []
+        return unread
     needed = {r for m in case.waits.meetings.values() for r in m.lacking(Lack.SILENT)}
-    lines = [f"No dump of {words.ranks(silent)}."]
+    lines = [*unread, f"No dump of {words.ranks(silent)}."]
     backends = {standing.backend for standing in case.frontier.standings.values()}
     if needed and any(backend.startswith("nccl2") for backend in backends):
         lines.append(
