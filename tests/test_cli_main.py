@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -73,7 +74,7 @@ def test_without_a_command_help_goes_to_standard_error(capsys: pytest.CaptureFix
     assert execute([]) == ExitCode.USAGE
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "run  Stand in for the real command" in printed.err
+    assert re.search(r"^  run +Stand in for the real command", printed.err, re.MULTILINE)
 
 
 def test_the_version_imports_no_command() -> None:

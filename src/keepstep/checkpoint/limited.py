@@ -142,7 +142,12 @@ _STAND_INS: dict[str, Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.names: set[str] = set()
+
     def find_class(self, module: str, name: str) -> Any:
+        self.names.add(f"{module}.{name}")
         if (module, name) not in ALLOWED:
             raise UnsafeMetadataError(
                 f"the metadata names {module!s:.200}.{name!s:.200}: "
@@ -158,7 +163,8 @@ def load(file: Any) -> dict[str, Any]:
         UnsafeMetadataError: Damaged or hostile.
     """
     try:
-        whole = _Unpickler(file).load()
+        unpickler = _Unpickler(file)
+        whole = unpickler.load()
     except UnsafeMetadataError:
         raise
     except Exception as error:  # a damaged pickle raises nearly anything
@@ -168,7 +174,7 @@ def load(file: Any) -> dict[str, Any]:
         raise UnsafeMetadataError("the pickle does not hold the metadata of a checkpoint")
     if type(fields.get("storage_data")) is not dict:
         raise UnsafeMetadataError("the metadata does not say where anything is stored")
-    return fields
+    return {**fields, _NAMES: sorted(unpickler.names)}
 
 
 def summarise(fields: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +187,7 @@ def summarise(fields: dict[str, Any]) -> dict[str, Any]:
     states = [_properties(tensor) for tensor in tensors.values()]
     meta = fields.get("storage_meta")
     return {
+        "classes": fields[_NAMES],
         "version": _text_or_none(fields.get("version")),
         "planner": type(fields.get("planner_data")) is dict,
         "storage_meta": meta.state if type(meta) is Record else None,
@@ -311,7 +318,8 @@ def digest(fields: dict[str, Any]) -> dict[str, str]:
     }
 
 
-_PARTS = ("state_dict_metadata", "storage_data", "planner_data", "storage_meta")
+_NAMES = "names of classes"  # not a field of the metadata: what the file names
+_PARTS = (_NAMES, "state_dict_metadata", "storage_data", "planner_data", "storage_meta")
 
 
 def _stored(key: Index, info: StorageInfo) -> tuple[Any, ...]:

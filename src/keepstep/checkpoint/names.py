@@ -10,6 +10,13 @@ METADATA = "torch.distributed.checkpoint.metadata"
 SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # home of two of the names up to 2.2
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
+# Names that did not exist before a version; the two of SHARDED exist to this day.
+SINCE = {
+    f"{METADATA}.TensorProperties": "2.3",
+    f"{METADATA}._MEM_FORMAT_ENCODING": "2.3",
+    f"{METADATA}.StorageMeta": "2.4",
+}
+
 # Bytes of one element; 0 where elements share bytes, so that sizes are not checked.
 DTYPES = {
     "bool": 1,

@@ -106,7 +106,7 @@ def _edits(data: Buffer, minor: str) -> Iterator[Edit]:
             assert found is not None, "the walk stops at a MARK only where this matches"
             if not not_older(minor, "2.3"):
                 yield from _old_home(data, position, found.end(), _MEMORY_FORMAT, _OLD_FORMAT)
-            if found["strides"] is not None:
+            if found["strides"] and not found["dropped"] and not not_older(minor, "2.15"):
                 yield Edit(found.end("strides"), found.end("strides"), POP)
             position = found.end()
         elif code == 0x8C:
@@ -210,13 +210,14 @@ _END = rb"t\x94b"
 
 @cache
 def _properties() -> re.Pattern[bytes]:
-    return re.compile(_STATE + b"(?P<strides>" + _STRIDES + b")?" + _END, re.DOTALL)
+    strides = b"(?:(?P<strides>" + _STRIDES + b")(?P<dropped>0)?)?"
+    return re.compile(_STATE + strides + _END, re.DOTALL)
 
 
 @cache
 def _ordinary() -> re.Pattern[bytes]:
     """Return what matches all opcodes up to the next place that may have to change."""
-    state = _STATE + _STRIDES + b"?" + _END
+    state = _STATE + b"(?:" + _STRIDES + b"0?)?" + _END  # 0: dropped by an earlier rewriting
     parts = (
         SIMPLE + b"++",
         REFERENCE,
