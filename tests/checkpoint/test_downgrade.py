@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.checkpoint.synthetic import metadata
 from keepstep.checkpoint.contents import ask
 from keepstep.checkpoint.downgrade import KEPT, RECORD, Conversion, convert, put_in_place, undo
 from keepstep.checkpoint.errors import CannotConvertError, CheckpointError, UnsafeMetadataError
@@ -133,6 +134,31 @@ def test_a_second_downgrade_keeps_the_first_original(checkpoint: Checkpoint) -> 
 def test_what_is_readable_already_is_left_alone(checkpoint: Checkpoint) -> None:
     assert convert(LocalStore(checkpoint(version="2.14.1")), "2.14") == []
     assert convert(LocalStore(checkpoint(name="other")), "2.15") == []
+
+
+@pytest.mark.parametrize(("tensors", "shards"), [(3000, 1), (20, 300)])
+def test_large_metadata_has_frames_that_begin_anywhere(
+    tensors: int, shards: int, tmp_path: Path
+) -> None:
+    whole = metadata(tensors, shards)
+    assert whole.count(b"\x95") > 5
+    (tmp_path / ".metadata").write_bytes(whole)
+    (made,) = convert(LocalStore(tmp_path), "2.2")
+    assert made.after.strides == tensors
+    assert len(_Strict(made.after.data, "2.2").load().state_dict_metadata) == tensors
+
+
+def test_a_name_of_more_than_64_kb_stands_between_frames(tmp_path: Path) -> None:
+    whole = (DATA / "torch-2.15.0" / "plain" / ".metadata").read_bytes()
+    name = b"X" + (70_000).to_bytes(4, "little") + b"n" * 70_000
+    at = whole.index(b"\x8c\x04bool\x94h\x09")
+    first = b"\x95" + (at - 11).to_bytes(8, "little") + whole[11:at]
+    rest = whole[at + 6 :]
+    second = b"\x95" + len(rest).to_bytes(8, "little") + rest
+    (tmp_path / ".metadata").write_bytes(whole[:2] + first + name + second)
+    (made,) = convert(LocalStore(tmp_path), "2.14")
+    assert made.after.strides == 4
+    assert "n" * 70_000 in _Strict(made.after.data, "2.14").load().state_dict_metadata
 
 
 def test_undo_refuses_when_the_checkpoint_was_saved_again(checkpoint: Checkpoint) -> None:

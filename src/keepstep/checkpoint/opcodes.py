@@ -109,6 +109,8 @@ def code_at(data: Buffer, position: int) -> int:
 
 def refused(code: int, position: int) -> UnsafeMetadataError:
     """Return the error for an opcode that is not allowed, or is cut off by the end of the file."""
+    if code == FRAME:
+        return UnsafeMetadataError(f"a frame at byte {position}, within another or after a gap")
     if code in _FIXED or code in _PREFIXED:
         return UnsafeMetadataError(f"the metadata ends within the opcode at byte {position}")
     return UnsafeMetadataError(

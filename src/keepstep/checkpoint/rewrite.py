@@ -24,6 +24,7 @@ from keepstep.checkpoint.names import SHARDED
 from keepstep.checkpoint.opcodes import (
     FRAME,
     INTEGER,
+    LONG_TEXT,
     REFERENCE,
     SIMPLE,
     STOP,
@@ -68,6 +69,7 @@ def rewrite(data: Buffer, minor: str) -> Rewritten:
         UnsafeMetadataError: The file is damaged, or holds an opcode that no checkpoint holds.
         CannotConvertError: A place has a form that no known writer gives it.
     """
+    data = _unframed(data)
     edits = list(_edits(data, minor))
     pieces: list[bytes | memoryview] = []
     at = 0
@@ -89,6 +91,26 @@ def rewrite(data: Buffer, minor: str) -> Rewritten:
     )
 
 
+def _unframed(data: Buffer) -> bytes:
+    """Return the same pickle without frames; one may begin anywhere between two opcodes.
+
+    Frames follow each other, but for texts of more than 64 kB, which stand between them.
+    """
+    position = first_opcode(data)
+    pieces = [data[:position]]
+    while position < len(data):
+        begin = position
+        if data[position] == FRAME:
+            begin += 9
+            position = begin + int.from_bytes(data[begin - 8 : begin], "little")
+        elif data[position] == LONG_TEXT:
+            position = skip_other(data, position, LONG_TEXT)
+        else:
+            position = len(data)
+        pieces.append(data[begin:position])
+    return b"".join(pieces)
+
+
 def _edits(data: Buffer, minor: str) -> Iterator[Edit]:
     """Yield what to change, in the order of the file."""
     position = first_opcode(data)
@@ -98,10 +120,7 @@ def _edits(data: Buffer, minor: str) -> Iterator[Edit]:
         code = code_at(data, position)
         if code == STOP:
             break
-        if code == FRAME:
-            yield Edit(position, position + 9, b"")
-            position += 9
-        elif code == ord("("):
+        if code == ord("("):
             found = properties.match(data, position)
             assert found is not None, "the walk stops at a MARK only where this matches"
             if not not_older(minor, "2.3"):
