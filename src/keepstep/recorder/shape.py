@@ -11,6 +11,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -38,6 +39,16 @@ _PEER = re.compile(r"(send|recv)(?: (\d{1,8})(->|<-)(\d{1,8}|\?))?")
 _ARROWS = {"send": "->", "recv": "<-"}
 _RANKS = re.compile(r"\s*\[?\s*(\d{1,8}(?:\s*,\s*\d{1,8})*)?\s*\]?\s*")
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
+
+_FIELDS = frozenset(
+    (
+        *("record_id", "pg_id", "process_group", "seq_id", "collective_seq_id", "p2p_seq_id"),
+        *("op_id", "is_p2p", "profiling_name", "state", "retired", "timeout_ms", "duration_ms"),
+        *("input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "frames"),
+        *("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"),
+        *("thread_name", "thread_id"),
+    )
+)
 
 Row = dict[str, Any]
 
@@ -236,6 +247,33 @@ class _Columns(NamedTuple):
     durations: bytes
 
 
+class _Cells:
+    """The values of all entries, by key."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+        self._columns: dict[str, tuple[Any, ...]] = {}
+        keys = [key for key in rows[0] if key in _FIELDS] if rows else []
+        # All keys of an entry at once, where every entry has the same ones (nearly always).
+        if len(keys) > 1:
+            with suppress(KeyError):
+                cells = zip(*map(itemgetter(*keys), rows), strict=True)
+                self._columns = dict(zip(keys, cells, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: str) -> bool:
+        """Tell whether the entries have ``key``, judged by the first."""
+        return bool(self._rows) and key in self._rows[0]
+
+    def get(self, key: str, missing: Any = None) -> Sequence[Any]:
+        """Return the values of ``key``; ``missing`` where an entry does not have it."""
+        if key in self._columns:
+            return self._columns[key]
+        return [row.get(key, missing) for row in self._rows]
+
+
 class _Distinct(dict[Any, int]):
     """Numbers distinct keys in the order of their first use, and checks each of them once."""
 
@@ -257,39 +295,38 @@ class _Distinct(dict[Any, int]):
 
 
 def _columns(rows: list[Row], *, old: bool) -> _Columns:
+    cells = _Cells(rows)
     integers, flags = {}, {}
     prefixes: set[str] = set()
     operations = _Distinct(lambda key: _operation(key, prefixes))
-    integers["operation"] = operations.column(_operation_keys(rows), "operation")
+    integers["operation"] = operations.column(_operation_keys(cells), "operation")
     groups = _Distinct(_group_name)
-    integers["group"] = groups.column(_group_keys(rows), "process_group")
+    integers["group"] = groups.column(_group_keys(cells), "process_group")
     threads = _Distinct(_thread)
-    names = [(row.get("thread_name", ""), row.get("thread_id", "")) for row in rows]
+    names = list(zip(cells.get("thread_name", ""), cells.get("thread_id", ""), strict=True))
     integers["thread"] = threads.column(names, "thread")
     stacks = _Distinct(_stack)
-    integers["stack"] = stacks.column(_stack_keys(rows), "frames")
+    integers["stack"] = stacks.column(_stack_keys(cells), "frames")
 
     integers["record"] = (
-        _integers(rows, "record_id", 0)
-        if rows and "record_id" in rows[0]
-        else array("q", range(len(rows)))
+        _integers(cells, "record_id", 0) if "record_id" in cells else array("q", range(len(cells)))
     )
-    integers["pg_id"] = _integers(rows, "pg_id", -1, missing=-1)
-    integers["op_id"] = _integers(rows, "op_id", -1, missing=0)
-    integers["timeout_ms"] = _integers(rows, "timeout_ms", ABSENT, missing=ABSENT)
-    integers["created_ns"] = _created(rows, old=old)
+    integers["pg_id"] = _integers(cells, "pg_id", -1, missing=-1)
+    integers["op_id"] = _integers(cells, "op_id", -1, missing=0)
+    integers["timeout_ms"] = _integers(cells, "timeout_ms", ABSENT, missing=ABSENT)
+    integers["created_ns"] = _created(cells, old=old)
     for event in ("started", "completed"):
-        integers[f"{event}_ns"] = _times(rows, f"time_discovered_{event}_ns")
-    flags["state"] = _states(rows)
-    flags["retired"] = _booleans(rows, "retired")
+        integers[f"{event}_ns"] = _times(cells, f"time_discovered_{event}_ns")
+    flags["state"] = _states(cells)
+    flags["retired"] = _booleans(cells, "retired")
     flags["is_p2p"] = (
-        _booleans(rows, "is_p2p")
-        if rows and "is_p2p" in rows[0]
+        _booleans(cells, "is_p2p")
+        if "is_p2p" in cells
         else bytes(
             operations.values_in_order[number][5] is not None for number in integers["operation"]
         )
     )
-    integers["sequence"] = _sequences(rows, flags["is_p2p"])
+    integers["sequence"] = _sequences(cells, flags["is_p2p"])
     return _Columns(
         groups=groups.values_in_order,
         operations=operations.values_in_order,
@@ -298,7 +335,7 @@ def _columns(rows: list[Row], *, old: bool) -> _Columns:
         prefixes=prefixes,
         integers=integers,
         flags=flags,
-        durations=_durations(rows),
+        durations=_durations(cells),
     )
 
 
@@ -310,13 +347,13 @@ def _all_of(values: Sequence[object], types: tuple[type, ...], what: str) -> Non
     raise _malformed(f"entry {number}: {what}: {wanted} was wanted, seen: {shown(value)}")
 
 
-def _integers(rows: list[Row], key: str, lowest: int, *, missing: Any = None) -> array[int]:
-    values = [row.get(key, missing) for row in rows]
+def _integers(cells: _Cells, key: str, lowest: int, *, missing: Any = None) -> array[int]:
+    values = cells.get(key, missing)
     _all_of(values, (int,), key)
     return _bounded(values, key, lowest)
 
 
-def _bounded(values: list[int], key: str, lowest: int) -> array[int]:
+def _bounded(values: Sequence[int], key: str, lowest: int) -> array[int]:
     try:
         column = array("q", values)
     except OverflowError:
@@ -326,17 +363,17 @@ def _bounded(values: list[int], key: str, lowest: int) -> array[int]:
     return column
 
 
-def _times(rows: list[Row], key: str, missing: Any = None) -> array[int]:
+def _times(cells: _Cells, key: str, missing: Any = None) -> array[int]:
     """Return times; a pickle has None for an absent one, JSON has 0."""
-    values = [row.get(key, missing) for row in rows]
+    values = cells.get(key, missing)
     _all_of(values, (int, type(None)), key)
     return _bounded([value or ABSENT for value in values], key, ABSENT)
 
 
-def _created(rows: list[Row], *, old: bool) -> array[int]:
-    if rows and "time_created_us" in rows[0]:
-        return _scaled(_times(rows, "time_created_us"))
-    created = _times(rows, "time_created_ns")
+def _created(cells: _Cells, *, old: bool) -> array[int]:
+    if "time_created_us" in cells:
+        return _scaled(_times(cells, "time_created_us"))
+    created = _times(cells, "time_created_ns")
     return _scaled(created) if old else created
 
 
@@ -345,14 +382,14 @@ def _scaled(created: array[int]) -> array[int]:
     return array("q", (time * 1000 if 0 < time < _MICROSECONDS_BELOW else time for time in created))
 
 
-def _booleans(rows: list[Row], key: str) -> bytes:
-    values = [row.get(key, False) for row in rows]
+def _booleans(cells: _Cells, key: str) -> bytes:
+    values = cells.get(key, False)
     _all_of(values, (bool,), key)
     return bytes(values)
 
 
-def _states(rows: list[Row]) -> bytes:
-    values: list[Any] = [row.get("state") for row in rows]
+def _states(cells: _Cells) -> bytes:
+    values = cells.get("state")
     _all_of(values, (str,), "state")
     unknown = set(values) - _STATE_NUMBERS.keys()
     if unknown:
@@ -362,12 +399,12 @@ def _states(rows: list[Row]) -> bytes:
     return bytes(map(_STATE_NUMBERS.__getitem__, values))
 
 
-def _sequences(rows: list[Row], p2p: bytes) -> array[int]:
+def _sequences(cells: _Cells, p2p: bytes) -> array[int]:
     """Return each entry's number among those of its kind; before 2.0 there was one number."""
-    if rows and "collective_seq_id" not in rows[0]:
-        return _integers(rows, "seq_id", 0)
-    collective = _integers(rows, "collective_seq_id", 0)
-    point_to_point = _integers(rows, "p2p_seq_id", 0, missing=0)
+    if "collective_seq_id" not in cells:
+        return _integers(cells, "seq_id", 0)
+    collective = _integers(cells, "collective_seq_id", 0)
+    point_to_point = _integers(cells, "p2p_seq_id", 0, missing=0)
     if not any(p2p):
         return collective
     return array(
@@ -375,8 +412,8 @@ def _sequences(rows: list[Row], p2p: bytes) -> array[int]:
     )
 
 
-def _durations(rows: list[Row]) -> bytes:
-    values = [row.get("duration_ms") for row in rows]
+def _durations(cells: _Cells) -> bytes:
+    values = cells.get("duration_ms")
     _all_of(values, (float, int, type(None)), "duration_ms")
     if values.count(None) == len(values):
         return b""
@@ -390,31 +427,31 @@ def _durations(rows: list[Row]) -> bytes:
     return column.tobytes()
 
 
-def _lists(rows: list[Row], key: str) -> list[Any]:
-    values = [row.get(key, ()) for row in rows]
+def _lists(cells: _Cells, key: str) -> Sequence[Any]:
+    values = cells.get(key, ())
     _all_of(values, (list, tuple), key)
     if sum(map(len, values)) > limits.VALUES:
         raise RefusedError("too-large", f"{key}: more than {limits.VALUES} values")
     return values
 
 
-def _operation_keys(rows: list[Row]) -> list[tuple[Any, ...]]:
-    names = [row.get("profiling_name") for row in rows]
+def _operation_keys(cells: _Cells) -> list[tuple[Any, ...]]:
+    names = cells.get("profiling_name")
     _all_of(names, (str,), "profiling_name")
     return list(
         zip(
             names,
-            _size_keys(rows, "input_sizes"),
-            map(tuple, _lists(rows, "input_dtypes")),
-            _size_keys(rows, "output_sizes"),
-            map(tuple, _lists(rows, "output_dtypes")),
+            _size_keys(cells, "input_sizes"),
+            map(tuple, _lists(cells, "input_dtypes")),
+            _size_keys(cells, "output_sizes"),
+            map(tuple, _lists(cells, "output_dtypes")),
             strict=True,
         )
     )
 
 
-def _size_keys(rows: list[Row], key: str) -> list[tuple[Any, ...]]:
-    values = _lists(rows, key)
+def _size_keys(cells: _Cells, key: str) -> list[tuple[Any, ...]]:
+    values = _lists(cells, key)
     try:
         if sum(map(len, chain.from_iterable(values))) > limits.VALUES:
             raise RefusedError("too-large", f"{key}: more than {limits.VALUES} dimensions")
@@ -453,11 +490,13 @@ def _operation(key: tuple[Any, ...], prefixes: set[str]) -> OperationRow:
     )
 
 
-def _group_keys(rows: list[Row]) -> list[Any]:
+def _group_keys(cells: _Cells) -> Sequence[Any]:
     """Return (name, description); before 2.0 the name alone, or the number of the group."""
-    if rows and "process_group" not in rows[0]:
-        return [(row.get("pg_name", str(row.get("pg_id"))), row.get("pg_desc", "")) for row in rows]
-    values: list[Any] = [row.get("process_group") for row in rows]
+    if "process_group" not in cells:
+        if "pg_name" in cells:
+            return list(zip(cells.get("pg_name"), cells.get("pg_desc", ""), strict=True))
+        return [(shown(number), "") for number in cells.get("pg_id")]
+    values = cells.get("process_group")
     _all_of(values, (tuple, list, str), "process_group")
     return [(value, "") if type(value) is str else tuple(value) for value in values]
 
@@ -477,9 +516,9 @@ def _thread(key: tuple[Any, Any]) -> str:
 _FRAME_FIELDS = itemgetter("name", "filename", "line")
 
 
-def _stack_keys(rows: list[Row]) -> list[tuple[Any, ...]]:
+def _stack_keys(cells: _Cells) -> list[tuple[Any, ...]]:
     try:
-        return [tuple(map(_FRAME_FIELDS, frames)) for frames in _lists(rows, "frames")]
+        return [tuple(map(_FRAME_FIELDS, frames)) for frames in _lists(cells, "frames")]
     except (TypeError, KeyError, IndexError):
         raise _malformed("frames: dictionaries with name, filename and line were wanted") from None
 
