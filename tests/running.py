@@ -46,6 +46,7 @@ def command(folder: Path, *options: str, script: tuple[str, ...]) -> list[str]:
     return [
         KEEPSTEP, "run", "--backend", "gloo",
         "--summary", str(folder / "summary.json"), "--events", str(folder / "events.jsonl"),
+        "--incidents", str(folder / "incidents"),
         *options, *script,
     ]  # fmt: skip
 

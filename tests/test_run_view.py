@@ -28,6 +28,29 @@ AGENT = {"agent": "a7", "host": "10.0.0.2", "generation": 1}
 
 TOLD: list[tuple[Fact, str]] = [
     (
+        {"event": "incident", "incident": "j-generation-0001-kill-rank-1", "folder": "/i/j/a7"},
+        "evidence of the fault is in /i/j/a7",
+    ),
+    (
+        {"event": "incident_lost", "incident": "j-generation-0001-kill-rank-1", "why": "disk full"},
+        "the evidence of j-generation-0001-kill-rank-1 could not be written: disk full",
+    ),
+    (
+        {
+            "event": "verdict",
+            "generation": 2,
+            "incident": "j-generation-0001-stop-rank-2",
+            "folder": "/i/j/a7",
+            "verdict": "culprit",
+            "ranks": [2],
+            "fault": "stalled",
+            "headline": "rank 2 did not enter all_reduce 16; ranks 0 and 1 wait for it",
+            "after_s": 0.6,
+        },
+        "diagnosis (stalled): rank 2 did not enter all_reduce 16; ranks 0 and 1 wait for it; "
+        "/i/j/a7",
+    ),
+    (
         {"event": "agent_joined", **AGENT, "workers": 3, "spares": 1},
         "host 10.0.0.2 (agent a7) joined with 3 workers and 1 spare; they are starting",
     ),

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -82,6 +83,16 @@ def run(
         Path | None, typer.Option(help="Append events here, a JSON line each.")
     ] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the summary here, as JSON.")] = None,
+    incidents: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the evidence of each fault: recorder dumps, stacks, verdict. "
+            "Default: keepstep/incidents in the user's state directory."
+        ),
+    ] = None,
+    keep_incidents: Annotated[
+        int, typer.Option(help="Keep the newest N incidents of that folder; 0: write none.")
+    ] = 20,
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0: any free one.")] = 0,
     metrics_port: Annotated[
         int, typer.Option(help="Port of the metrics for Prometheus; 0: any free one.")
@@ -103,6 +114,8 @@ def run(
         injections=injections or [],
         events=events,
         summary=summary,
+        incidents=incidents or _state_directory() / "incidents",
+        keep_incidents=keep_incidents,
         port=port,
         metrics_port=metrics_port,
     )
@@ -136,6 +149,8 @@ def _request(
     injections: list[str],
     events: Path | None,
     summary: Path | None,
+    incidents: Path,
+    keep_incidents: int,
     port: int,
     metrics_port: int,
 ) -> RunRequest:
@@ -145,8 +160,10 @@ def _request(
     _one_of("--backend", backend, BACKENDS)
     _one_of("--on-loss", on_loss, ON_LOSS)
     _check_transport()
-    if workers < 1 or spares < 0 or max_recoveries < 0:
-        _refuse("--workers must be 1 or more, --spares and --max-recoveries 0 or more")
+    if workers < 1 or min(spares, max_recoveries, keep_incidents) < 0:
+        _refuse(
+            "--workers must be 1 or more, --spares, --max-recoveries and --keep-incidents 0 or more"
+        )
     low, high = _hosts(nnodes)
     settings = Settings(
         workers=workers,
@@ -167,6 +184,8 @@ def _request(
     _check_host(host)
     for option, path in (("--events", events), ("--summary", summary)):
         _check_output(option, path)
+    if keep_incidents > 0:
+        _check_incidents(incidents)
     if high > 1 and join is None and not os.environ.get("KEEPSTEP_SECRET"):
         _refuse(
             f"--nnodes {nnodes} needs a secret that every host knows: "
@@ -184,6 +203,8 @@ def _request(
         host=host,
         port=port,
         events=events,
+        incidents=incidents.resolve(),
+        kept_incidents=keep_incidents,
         join=_address(join) if join is not None else None,
         secret=_secret(join),
         name=f"{os.uname().nodename}-{os.getpid()}",
@@ -232,6 +253,24 @@ def _check_output(option: str, path: Path | None) -> None:
     if path.is_dir() or not os.access(folder, os.W_OK):
         what = "is a folder" if path.is_dir() else f"{folder} is missing or not writable"
         _refuse(f"{option} {path}: {what}; name a file in a folder that you can write to")
+
+
+def _state_directory() -> Path:
+    """Return where this user keeps what programs write down (XDG base directories)."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "keepstep"
+
+
+def _check_incidents(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        _refuse(
+            f"--incidents {folder}: cannot be written to ({error.strerror}); name another folder, "
+            "or write none with --keep-incidents 0"
+        )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from keepstep.runtime.session import RunResult, Session
 Fact = dict[str, Any]
 
 # Steps of ordinary work, one a worker: they would bury what matters.
-QUIET = frozenset({"worker_joined", "member_formed", "form"})
+QUIET = frozenset({"worker_joined", "member_formed", "form", "incident"})
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CLOSE_TIMEOUT = 5.0  # seconds that a reader who does not read may delay the end
 
@@ -291,6 +291,18 @@ def _metrics(fact: Fact) -> str:
     return f"metrics for Prometheus: {fact['url']}"
 
 
+def _incident(fact: Fact) -> str:
+    return f"evidence of the fault is in {fact['folder']}"
+
+
+def _incident_lost(fact: Fact) -> str:
+    return f"the evidence of {fact['incident']} could not be written: {fact['why']}"
+
+
+def _verdict(fact: Fact) -> str:
+    return f"diagnosis ({fact['fault'] or fact['verdict']}): {fact['headline']}; {fact['folder']}"
+
+
 SENTENCES: dict[str, Callable[[Fact], str]] = {
     "abort": _abort,
     "agent_back": _agent_back,
@@ -309,6 +321,8 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "form_failed": _form_failed,
     "growing": _growing,
     "halt": _halt,
+    "incident": _incident,
+    "incident_lost": _incident_lost,
     "job_joined": _job_joined,
     "live": _live,
     "member_formed": _member_formed,
@@ -319,6 +333,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "stall": _stall,
     "step_failed": _step_failed,
     "straggler": _straggler,
+    "verdict": _verdict,
     "waiting_for_spare": _waiting_for_spare,
     "worker_exited": _worker_exited,
     "worker_joined": _worker_joined,

@@ -24,6 +24,7 @@ from typing import Any
 from keepstep.runtime import procfs, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.environment import worker_environment
+from keepstep.runtime.incidents import IncidentWriter, ProcessFacts, Witnesses, ending, judge
 from keepstep.runtime.inject import Injection, parse
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
@@ -34,7 +35,8 @@ from keepstep.runtime.transfer import ByteServer
 CONNECT_TIMEOUT = 2.0
 REJOIN_LIMIT = 300.0  # seconds that a cut-off agent, its workers fenced, tries to come back
 RETRY = 0.05  # seconds between two attempts to reach the coordinator
-STOP_GRACE = 1.0  # seconds that workers get to end by themselves after the job's end
+SUSPECTED = 0.6  # of the patience without progress: time to ask for evidence
+EVIDENCE_LIMIT = 10.0  # seconds that the end of the job waits for evidence to be written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,8 @@ class AgentConfig:
     command: list[str]
     vault: Path
     output: tuple[int | None, int | None] = (None, None)  # descriptors for the workers' output
+    incidents: Path = Path("incidents")  # folder for what was left of each fault
+    kept_incidents: int = 0  # the newest ones; 0: none are written
 
 
 @dataclass(slots=True)
@@ -111,6 +115,8 @@ class Agent:
         config.vault.mkdir(parents=True, exist_ok=True)
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._mirror = Mirror(config.vault, config.secret)
+        self._witnesses = Witnesses(config.vault)
+        self._writing: set[asyncio.Task[None]] = set()
 
     def _provide(self, name: str) -> list[bytes | memoryview] | None:
         data = vault.read_blob(self.config.vault, name)
@@ -284,7 +290,9 @@ class Agent:
         elif isinstance(message, p.Abort):
             self.abort = message
             self._end_workers()
-            self._leave()
+            asyncio.get_running_loop().create_task(self._leave())
+        elif isinstance(message, p.Incident):
+            self._keep_evidence(message)
         elif isinstance(message, p.Event):
             self._on_event(message.fact)
         elif isinstance(message, p.Overview):
@@ -306,9 +314,11 @@ class Agent:
         """Let the scripts run to their end; what they do after the training is theirs."""
         while any(worker.alive for worker in self.workers.values()):
             await asyncio.sleep(0.02)
-        self._leave()
+        await self._leave()
 
-    def _leave(self) -> None:
+    async def _leave(self) -> None:
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=EVIDENCE_LIMIT)
         self._send(p.SampleRows(rows=merge(vault.sample_rows(self.config.vault))))
 
     def _end_workers(self) -> None:
@@ -426,6 +436,55 @@ class Agent:
                     worker.standing[name] = message
         self._send(message)
 
+    # --- evidence -------------------------------------------------------------------------------
+
+    def _call_witnesses(self, rows: list[p.Progress], ages: dict[int, float]) -> None:
+        """Ask for evidence while a stall is only suspected, so that no recovery waits for it."""
+        if self.config.kept_incidents == 0:
+            return
+        limit = SUSPECTED * self.times.patience
+        if not any(age >= limit for age in ages.values()):
+            self._witnesses.dismiss()
+            return
+        if self._witnesses.call():
+            self._pass_on(list(ages), p.Testify())
+        for row in rows:
+            silent = row.state in ("T", "t") or row.side_age >= limit
+            if silent and row.wid in ages:
+                pid = self.workers[row.wid].process.pid
+                self._witnesses.look_into(row.wid, pid, row.generation)
+
+    def _keep_evidence(self, incident: p.Incident) -> None:
+        if self.config.kept_incidents > 0:
+            task = asyncio.get_running_loop().create_task(self._write_incident(incident))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write_incident(self, incident: p.Incident) -> None:
+        began = time.monotonic()
+        ours = {wid: _facts_of(worker) for wid, worker in self.workers.items()}
+        writer = IncidentWriter(self.config, self._witnesses)
+        try:
+            folder = await asyncio.to_thread(writer.write, incident, ours)
+        except OSError as error:
+            self._tell("incident_lost", incident=incident.name, why=str(error))
+            return
+        self._tell("incident", incident=incident.name, folder=str(folder))
+        if incident.lead == self.config.name:
+            verdict = await judge(folder)
+            if verdict is not None:
+                self._send(
+                    p.Judged(
+                        incident=incident.name,
+                        folder=str(folder),
+                        outcome=verdict["verdict"],
+                        ranks=verdict["ranks"],
+                        fault=verdict["fault"],
+                        headline=verdict["headline"],
+                        seconds=time.monotonic() - began,
+                    )
+                )
+
     # --- watching -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
@@ -438,6 +497,7 @@ class Agent:
             ages = {row.wid: row.age for row in rows if row.wid in self.members}
             old = any(age >= self.times.patience / 2 for age in ages.values())
             pause = self.times.close_poll if old else self.times.poll
+            self._call_witnesses(rows, ages)
             self._beat(now, rows, {wid for wid, age in ages.items() if age >= self.times.patience})
             self._inject_by_name(rows)
             if self._lease_until and now > self._lease_until:
@@ -526,6 +586,14 @@ class Agent:
         """Return what is to be repeated to a coordinator that may have died before it heard."""
         now = time.monotonic()
         return [replace(message, ago=now - said) for message, said in self._fired.values()]
+
+
+def _facts_of(worker: WorkerProcess) -> ProcessFacts:
+    exited = worker.exited
+    how = "" if exited is None or worker.fenced else ending(exited.code)
+    return ProcessFacts(
+        pid=worker.process.pid, committed=worker.progress[Slot.COMMITTED], ended=how
+    )
 
 
 def _row(progress: p.Progress) -> list[Any]:

@@ -44,6 +44,7 @@ class WorkerConfig:
     link: int
     secret: str
     injections: tuple[Injection, ...]
+    testifies: bool = False  # leaves dump and stacks in the vault when it is asked
 
     def to_json(self) -> str:
         """Return the text for the environment variable."""

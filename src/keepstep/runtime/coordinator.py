@@ -40,6 +40,7 @@ class CoordinatorConfig:
     journal: str
     events: str | None
     store: str
+    name: str  # of the job, in the names of its incidents
     settings: dict[str, Any]
     injections: list[str]
 
@@ -206,6 +207,7 @@ def load_job(config: CoordinatorConfig) -> Membership:
     else:
         job = Membership(settings=Settings(**config.settings), store=config.store)
     job.injections = config.injections
+    job.job_name = config.name
     return job
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from keepstep.runtime.inject import Injection
 
 
+RECORDED = "256"  # collectives that the flight recorder of a worker keeps, if nobody says more
+
+
 def worker_environment(
     *,
     wid: int,
@@ -45,6 +48,7 @@ def worker_environment(
         link=link,
         secret=agent.secret,
         injections=injections,
+        testifies=agent.kept_incidents > 0,
     )
     slots = agent.workers + agent.spares
     found = dict(os.environ)
@@ -67,6 +71,8 @@ def worker_environment(
     # nccl2's abort symbolises stacks for its dump, 5 to 6 s; without stacks the dump is still
     # written and abort takes 2 ms (torch 2.15.0).
     found.setdefault("TORCH_INCLUDE_STACK_TRACE", "0")
+    # A dump costs 20 to 40 microseconds an entry, and survivors wait for it before they are freed.
+    found.setdefault("TORCH_FR_BUFFER_SIZE", RECORDED)
     interface = interface_of(agent.host)
     if interface is not None:
         found.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -14,7 +14,7 @@ from typing import Any
 
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.recoveries import Recoveries
-from keepstep.runtime.roster import Agent, Change, Phase, Worker
+from keepstep.runtime.roster import Agent, Change, Incident, Phase, Worker
 from keepstep.runtime.settings import Settings
 from keepstep.runtime.snapshots import SnapshotRegistry
 
@@ -43,6 +43,7 @@ def to_record(job: Membership) -> dict[str, Any]:
         "lived": job.lived,
         "form_failures": job.form_failures,
         "failing_step": job.failing_step,
+        "incident": None if job.incident is None else dataclasses.asdict(job.incident),
         "agents": [
             {name: getattr(agent, name) for name in _AGENT_FIELDS} for agent in job.agents.values()
         ],
@@ -88,6 +89,8 @@ def from_record(record: dict[str, Any], now: float) -> Membership:
         "step_seconds",
     ):
         setattr(found, name, record[name])
+    if record["incident"] is not None:
+        found.incident = Incident(**record["incident"])
     found.fired = set(record["fired"])
     found.failures_at = {int(k): v for k, v in record["failures_at"].items()}
     for entry in record["agents"]:

@@ -18,7 +18,14 @@ import traceback
 from collections.abc import Callable
 
 from keepstep.runtime.progress import ProgressRecord, Slot
-from keepstep.runtime.protocol import Halt, Message, SnapshotEvery, from_json, to_json
+from keepstep.runtime.protocol import (
+    Halt,
+    Message,
+    SnapshotEvery,
+    Testify,
+    from_json,
+    to_json,
+)
 
 BEATS = 8  # signs of life of the side thread in the time of one patience
 SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
@@ -33,8 +40,11 @@ class AgentLink:
         progress: ProgressRecord,
         on_halt: Callable[[], None],
         sequence: Callable[[], int],
+        testify: Callable[[int], None] | None,
     ) -> None:
-        """Start the side thread."""
+        """Start the side thread; ``testify`` leaves evidence about the generation it is given."""
+        self._testify = testify
+        self._testified = (-1, -1)  # generation and collectives when that was done last
         self._connection, self._progress = connection, progress
         self._on_halt, self._sequence = on_halt, sequence
         self._lock = threading.Lock()
@@ -91,14 +101,29 @@ class AgentLink:
         return True
 
     def _take(self, message: Message) -> None:
+        if isinstance(message, Testify):
+            self._leave_evidence()
+            return
         if isinstance(message, Halt):
             self.halt = message
+            self._leave_evidence()  # before collectives are made to fail: gloo forgets which hung
             if message.at_step is None:
                 self._on_halt()
         elif isinstance(message, SnapshotEvery):
             self.snapshot_every = message
             return
         self.orders.put(message)
+
+    def _leave_evidence(self) -> None:
+        """Leave it, unless nothing has been entered since it was left last."""
+        moment = (self._progress[Slot.GENERATION], self._sequence())
+        if self._testify is None or moment[0] == 0 or moment == self._testified:
+            return
+        self._testified = moment
+        try:
+            self._testify(moment[0])
+        except Exception:  # evidence is worth much, but not a rank
+            traceback.print_exc()
 
     def wait_order(self) -> Message:
         """Return the next order, waiting for it."""

@@ -31,7 +31,7 @@ from keepstep.runtime.decide import (
 )
 from keepstep.runtime.detect import StragglerWindow, Suspicion, find_stalls, worth_swapping
 from keepstep.runtime.recoveries import Recoveries
-from keepstep.runtime.roster import Agent, Change, Phase, Worker
+from keepstep.runtime.roster import Agent, Change, Incident, Phase, Worker
 from keepstep.runtime.settings import START_ALLOWANCE, Settings, Times
 from keepstep.runtime.snapshots import SnapshotRegistry
 
@@ -64,6 +64,8 @@ class Membership:
     agents: dict[str, Agent] = field(default_factory=dict)
     workers: dict[int, Worker] = field(default_factory=dict)
     change: Change | None = None
+    incident: Incident | None = None  # open from the first fault until a generation lives
+    job_name: str = "job"  # in the names of incidents
     fired: set[int] = field(default_factory=set)
     failures_at: dict[int, int] = field(default_factory=dict)  # step -> times it failed when live
     raised_at: dict[int, int] = field(default_factory=dict)  # worker -> step at which it raised
@@ -319,6 +321,8 @@ class Membership:
             self._agent_is_gone(agent, "it said goodbye")
         elif isinstance(message, p.Kept):
             self._on_kept(message)
+        elif isinstance(message, p.Judged):
+            self._on_judged(message)
         elif isinstance(message, p.SampleRows):
             self.sample_rows += message.rows
             self.agents_reported.add(agent)
@@ -422,10 +426,12 @@ class Membership:
             ranks=[self.rank_of(wid) for wid in outvoted],
         )
         for wid in outvoted:
-            self._record_fault(wid, "corrupt", "replace", self.now)
-            self._fence(wid, "its replica differs from the others'")
+            evidence = "its replica differs from the others'"
+            self._record_fault(wid, "corrupt", "replace", self.now, evidence=evidence)
+            self._fence(wid, evidence)
         if not outvoted:
-            self._record_fault(None, "corrupt", "retry", self.now)
+            evidence = "replicas differ and no majority says whose is right"
+            self._record_fault(None, "corrupt", "retry", self.now, evidence=evidence)
         self._begin_change("replicas differ", distrust=True)
 
     def _on_done(self, worker: Worker, message: p.Done) -> None:
@@ -458,10 +464,10 @@ class Membership:
         self.raised_at[worker.wid] = message.step
         fault = {"memory": "oom", "device": "device"}.get(message.origin, "raise")
         if fatal or again:
-            self._record_fault(worker.wid, fault, "replace", self.now)
+            self._record_fault(worker.wid, fault, "replace", self.now, evidence=message.error)
             self._fence(worker.wid, f"its step raised: {message.error[:80]}")
         else:
-            self._record_fault(worker.wid, fault, "retry", self.now)
+            self._record_fault(worker.wid, fault, "retry", self.now, evidence=message.error)
         why = f"rank {rank} raised in step {message.step}: {message.error[:120]}"
         self._begin_change(why, step=message.step)
 
@@ -504,7 +510,14 @@ class Membership:
     def _member_lost(self, worker: Worker, message: p.Exited) -> None:
         if not worker.fencing:
             since = self.now - message.ago
-            self._record_fault(worker.wid, message.fault, "replace", since, message.committed)
+            self._record_fault(
+                worker.wid,
+                message.fault,
+                "replace",
+                since,
+                message.committed,
+                _how_it_ended(message.code),
+            )
             why = f"worker {worker.wid} is gone: {message.fault} {message.code}"
             self._begin_change(why, step=message.committed)
 
@@ -522,10 +535,9 @@ class Membership:
                 2,
             )
         elif self.generation == 0 or self.start_failures >= START_FAILURES:
-            how = f"signal {-message.code}" if message.code < 0 else f"exit code {message.code}"
+            how = _how_it_ended(message.code)
             self._abort(
-                f"worker {worker.wid} ended with {how} before it reached Job.train; its output "
-                "above says why",
+                f"worker {worker.wid} {how} before it reached Job.train; its output above says why",
                 1,
             )
 
@@ -557,7 +569,7 @@ class Membership:
                 self._give_up_place(wid)
             members = []
         for wid in members:
-            self._record_fault(wid, "partition", "replace", agent.heard)
+            self._record_fault(wid, "partition", "replace", agent.heard, evidence=why)
         if members:
             self._begin_change(f"host {agent.host} is cut off or down")
         self.changed = True
@@ -614,12 +626,61 @@ class Membership:
             self.changed = True
 
     def _record_fault(
-        self, wid: int | None, fault: str, action: str, since: float, reached: int = 0
+        self,
+        wid: int | None,
+        fault: str,
+        action: str,
+        since: float,
+        reached: int = 0,
+        evidence: str = "",
     ) -> None:
         rank = None if wid is None else self.rank_of(wid)
         step = max([reached, self.start_step, *self._committed_counts()])
+        if self.incident is None:
+            self.incident = Incident(self.generation, step, self._member_rows())
+        self.incident.faults.append(
+            {"rank": rank, "worker": wid, "fault": fault, "evidence": evidence}
+        )
         self.recoveries.begin(
             wid=wid, rank=rank, fault=fault, action=action, step=step, since=since, now=self.now
+        )
+
+    def _member_rows(self) -> list[list[Any]]:
+        rows = []
+        for wid, rank in self.ranks.items():
+            agent = self.workers[wid].agent
+            host = self.agents[agent].host if agent in self.agents else ""
+            rows.append([rank, wid, agent, host])
+        return rows
+
+    def _close_incident(self, outcome: str) -> None:
+        incident, self.incident = self.incident, None
+        if incident is None or not self.agents:
+            return
+        first = incident.faults[0]
+        who = "unnamed" if first["rank"] is None else f"rank-{first['rank']}"
+        name = f"{self.job_name}-generation-{incident.generation:04d}-{first['fault']}-{who}"
+        message = p.Incident(
+            name=name,
+            generation=incident.generation,
+            step=incident.step,
+            members=incident.members,
+            faults=incident.faults,
+            outcome=outcome,
+            lead=next(iter(self.agents)),
+        )
+        self._send(ALL, message)
+
+    def _on_judged(self, message: p.Judged) -> None:
+        self._event(
+            "verdict",
+            incident=message.incident,
+            folder=message.folder,
+            verdict=message.outcome,
+            ranks=message.ranks,
+            fault=message.fault,
+            headline=message.headline,
+            after_s=round(message.seconds, 3),
         )
 
     def _committed_counts(self) -> list[int]:
@@ -712,10 +773,12 @@ class Membership:
         )
         since = self.now - suspicion.age
         if suspicion.wid is None:
-            self._record_fault(None, "unknown", "retry", since)
+            self._record_fault(None, "unknown", "retry", since, evidence=suspicion.evidence)
             self._begin_change(suspicion.evidence)
             return
-        self._record_fault(suspicion.wid, suspicion.fault, "replace", since)
+        self._record_fault(
+            suspicion.wid, suspicion.fault, "replace", since, evidence=suspicion.evidence
+        )
         self._fence(suspicion.wid, f"{suspicion.fault}: {suspicion.evidence}")
         self._begin_change(f"worker {suspicion.wid}: {suspicion.fault}")
 
@@ -736,7 +799,8 @@ class Membership:
             steps_left=self.steps - newest,
             cost_s=round(self.swap_cost, 3),
         )
-        self._record_fault(straggler.wid, "slow", "replace", self.now)
+        evidence = f"its own part of a step takes {straggler.score:.1f} times the others'"
+        self._record_fault(straggler.wid, "slow", "replace", self.now, evidence=evidence)
         self.recoveries.expect_gain(self.median_step, straggler.score)
         self._plan_change(drain=straggler.wid)
 
@@ -916,6 +980,7 @@ class Membership:
         if change.waiting_since is None:
             change.waiting_since = self.now
             self._event("waiting_for_spare", starting=self._starting())
+            self._close_incident("no spare was ready: the job waits for one")
         waited = self.now - change.waiting_since
         bounded = self.settings.on_loss == "replace"
         if bounded and (waited > START_ALLOWANCE or not self._starting()):
@@ -980,8 +1045,9 @@ class Membership:
         assert self.change is not None
         self.change.distrust = True
         for wid in suspects:
-            self._record_fault(wid, "corrupt", "replace", self.now)
-            self._fence(wid, "its replica differs from the others'")
+            evidence = "its replica differs from the others'"
+            self._record_fault(wid, "corrupt", "replace", self.now, evidence=evidence)
+            self._fence(wid, evidence)
 
     def _form(self, decision: Decision) -> None:
         reached = max(self._committed_counts(), default=0)
@@ -1078,6 +1144,7 @@ class Membership:
             self.phase = Phase.LIVE
             self.changed = self.lived = True
             self.form_failures = 0
+            self._close_incident(f"generation {self.generation} at step {self.start_step}")
             self._event(
                 "live",
                 world_size=len(self.members),
@@ -1117,6 +1184,7 @@ class Membership:
     def _abort(self, why: str, code: int) -> None:
         if self.phase is Phase.ENDED:
             return
+        self._close_incident(f"the job ended: {why}")
         self.phase, self.outcome, self.why, self.exit_code = Phase.ENDED, "failed", why, code
         self._event("abort", why=why, code=code)
         self._send(ALL, p.Abort(why=why, code=code))
@@ -1151,7 +1219,7 @@ class Membership:
             self._failed_since = None
             first = self.workers[failed[0]].failed
             assert first is not None
-            self._record_fault(None, "network", "retry", now - PEER_GRACE)
+            self._record_fault(None, "network", "retry", now - PEER_GRACE, evidence=first.error)
             self._begin_change(f"connections broke and every process lives: {first.error[:120]}")
 
     def _overdue_halt(self, now: float) -> None:
@@ -1171,8 +1239,9 @@ class Membership:
                 worker.proposal and worker.proposal.generation == self.generation
             ):
                 continue
-            self._record_fault(wid, "hang", "replace", change.began)
-            self._fence(wid, f"did not leave its step within {limit:.1f} s")
+            evidence = f"did not leave its step within {limit:.1f} s"
+            self._record_fault(wid, "hang", "replace", change.began, evidence=evidence)
+            self._fence(wid, evidence)
         if change.at_step is not None:
             change.at_step = None
 
@@ -1181,9 +1250,14 @@ class Membership:
             return
         for wid in self._alive(self.members):
             if self.workers[wid].formed != self.generation:
-                self._record_fault(wid, "hang", "replace", self.form_began)
-                self._fence(wid, "did not enter the new generation in time")
+                evidence = "did not enter the new generation in time"
+                self._record_fault(wid, "hang", "replace", self.form_began, evidence=evidence)
+                self._fence(wid, evidence)
         self._begin_change("a member did not enter the new generation in time")
 
 
 _PROGRESS_FIELDS = [entry.name for entry in dataclasses.fields(p.Progress)]
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

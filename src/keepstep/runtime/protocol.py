@@ -237,6 +237,19 @@ class SampleRows(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Judged(Message):
+    """The diagnosis of an incident, from the evidence that this agent has."""
+
+    incident: str
+    folder: str
+    outcome: str
+    ranks: list[int]
+    fault: str
+    headline: str
+    seconds: float  # from the incident's end to the verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Goodbye(Message):
     """The agent leaves of its own will (its workers are gone)."""
 
@@ -327,6 +340,24 @@ class SnapshotEvery(Message):
 
     every: int
     from_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Testify(Message):
+    """Agent to worker: leave a recorder dump and stacks in the vault, now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident(Message):
+    """One or more faults have been dealt with: write down what each rank left."""
+
+    name: str
+    generation: int  # in which it happened
+    step: int
+    members: list[list[Any]]  # of that generation: [rank, worker, agent, host]
+    faults: list[dict[str, Any]]  # rank, worker, fault, evidence
+    outcome: str
+    lead: str  # the agent that asks for the verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

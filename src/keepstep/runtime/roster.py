@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from keepstep.runtime import protocol as p
 
@@ -56,6 +57,16 @@ class Worker:
     fencing: str = ""  # why it is being fenced
     gone: bool = False
     exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Incident:
+    """What happened since the last generation that lived, for the folder of its evidence."""
+
+    generation: int
+    step: int
+    members: list[list[Any]]  # [rank, worker, agent, host]
+    faults: list[dict[str, Any]] = field(default_factory=list)  # rank, worker, fault, evidence
 
 
 @dataclass(slots=True)

@@ -42,6 +42,8 @@ class RunRequest:
     host: str = "127.0.0.1"
     port: int = 0
     events: Path | None = None
+    incidents: Path = Path("incidents")
+    kept_incidents: int = 0  # 0: none are written
     join: tuple[str, int] | None = None
     secret: str = ""
     name: str = "agent-0"
@@ -97,6 +99,8 @@ class Session:
                 command=request.command,
                 vault=self.folder / "vault",
                 output=request.output,
+                incidents=request.incidents,
+                kept_incidents=request.kept_incidents,
             ),
             self.on_event,
             kill_coordinator=self._kill_coordinator if request.join is None else None,
@@ -164,6 +168,7 @@ class Session:
             "journal": str(self.folder / "journal.json"),
             "events": str(request.events.resolve()) if request.events is not None else None,
             "store": f"{request.host}:{store_port}",
+            "name": time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"),
             "settings": dataclasses.asdict(request.settings),
             "injections": [str(injection) for injection in request.injections],
         }

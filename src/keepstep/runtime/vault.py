@@ -95,6 +95,16 @@ def _parse(raw: bytes) -> RankRecord | None:
     return RankRecord(count=count, is_commit=bool(is_commit), data=data)
 
 
+def dump_path(vault: Path, wid: int, generation: int) -> Path:
+    """Return where worker ``wid`` leaves its recorder dump in a generation."""
+    return vault / f"dump-{wid}.{generation}"
+
+
+def stacks_path(vault: Path, wid: int, generation: int) -> Path:
+    """Return where the stacks of all its threads lie."""
+    return vault / f"stacks-{wid}.{generation}"
+
+
 def join_record(runs: list[list[int]], state: bytes) -> bytes:
     """Return the data of a record: the sample notes of its worker, and the per-rank state."""
     return json.dumps(runs, separators=(",", ":")).encode() + b"\n" + state

@@ -33,6 +33,7 @@ from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, digest_of
 from keepstep.runtime.transfer import ByteServer, client
+from keepstep.runtime.witness import testify
 
 if TYPE_CHECKING:
     from keepstep.runtime.one_sided import Endpoints, Giver
@@ -63,6 +64,7 @@ class Supervision:
             self.progress,
             on_halt=self.groups.unblock,
             sequence=self.groups.sequence,
+            testify=self._testify if config.testifies else None,
         )
         self._link.send(p.Joined(wid=config.wid, torch=torch.__version__))
         self._records = vault.RankRecordWriter(self._vault, config.wid)
@@ -90,6 +92,9 @@ class Supervision:
         groups = Groups(backend=config.backend, device=device, store=store, wid=config.wid)
         groups.initialise(config.world_size)
         return groups
+
+    def _testify(self, generation: int) -> None:
+        testify(self._vault, self.config.wid, generation, self.config.backend)
 
     _endpoints: Endpoints | None = None
 

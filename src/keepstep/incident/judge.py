@@ -1,0 +1,41 @@
+"""Read an incident, write its verdict beside it: ``python -m keepstep.incident.judge FOLDER``.
+
+A process of its own, so that reading dumps never keeps an agent from watching its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from keepstep.diagnosis.diagnose import diagnose
+from keepstep.incident.answer import to_json, to_text
+from keepstep.incident.gather import gather
+
+
+def main() -> int:
+    """Judge ``argv[1]``; the verdict goes to verdict.json, verdict.txt and standard output."""
+    os.nice(5)
+    folder = Path(sys.argv[1])
+    (gathered,) = gather(folder)
+    verdict = diagnose(gathered.evidence)
+    body = json.dumps(to_json(gathered, verdict), indent=2)
+    _write(folder / "verdict.json", body + "\n")
+    _write(folder / "verdict.txt", to_text(gathered, verdict))
+    print(body)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
