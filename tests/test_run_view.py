@@ -36,6 +36,10 @@ TOLD: list[tuple[Fact, str]] = [
         "the evidence of j-generation-0001-kill-rank-1 could not be written: disk full",
     ),
     (
+        {"event": "unjudged", "incident": "j-generation-0001-kill-rank-1", "folder": "/i/j/a7"},
+        "no verdict on j-generation-0001-kill-rank-1; try: keepstep explain /i/j/a7",
+    ),
+    (
         {
             "event": "verdict",
             "generation": 2,

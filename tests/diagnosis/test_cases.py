@@ -693,3 +693,23 @@ def test_of_two_attempts_only_the_newest_counts() -> None:
     verdict = diagnose(Evidence(dumps=(*earlier, *later)))
     assert verdict.ranks == (2,)
     assert any("2 attempts" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("lives", "ranks", "fault"),
+    [
+        ({2: Life.DEAD}, (2,), Fault.DEAD),
+        ({1: Life.DEAD, 2: Life.DEAD, 3: Life.DEAD}, (1, 2, 3), Fault.DEAD),
+        ({0: Life.STOPPED}, (0,), Fault.STALLED),
+    ],
+)
+def test_gloo_dumps_taken_after_the_loss_say_that_nobody_waits(
+    lives: dict[int, Life], ranks: tuple[int, ...], fault: Fault
+) -> None:
+    """As `keepstep run` finds them: what failed looks finished, only the process tells."""
+    job = world_loop(4)
+    job.run()
+    seen = {rank: Observation(life=lives.get(rank, Life.ALIVE)) for rank in job.ranks}
+    dumps = tuple(dump for dump in job.dumps(GLOO) if dump.rank not in lives)
+    verdict = diagnose(Evidence(dumps=dumps, observations=seen, expected_ranks=frozenset(range(4))))
+    assert (verdict.outcome, verdict.ranks, verdict.fault) == (Outcome.CULPRIT, ranks, fault)

@@ -299,6 +299,10 @@ def _incident_lost(fact: Fact) -> str:
     return f"the evidence of {fact['incident']} could not be written: {fact['why']}"
 
 
+def _unjudged(fact: Fact) -> str:
+    return f"no verdict on {fact['incident']}; try: keepstep explain {fact['folder']}"
+
+
 def _verdict(fact: Fact) -> str:
     return f"diagnosis ({fact['fault'] or fact['verdict']}): {fact['headline']}; {fact['folder']}"
 
@@ -333,6 +337,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "stall": _stall,
     "step_failed": _step_failed,
     "straggler": _straggler,
+    "unjudged": _unjudged,
     "verdict": _verdict,
     "waiting_for_spare": _waiting_for_spare,
     "worker_exited": _worker_exited,

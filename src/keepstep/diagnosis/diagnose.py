@@ -20,7 +20,12 @@ from keepstep.diagnosis.evidence import Evidence, Life
 from keepstep.diagnosis.frontier import find_frontier
 from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.movement import moved_ranks
-from keepstep.diagnosis.observed import behind_in_counts, diagnose_observations, sentences
+from keepstep.diagnosis.observed import (
+    behind_in_counts,
+    diagnose_lives,
+    diagnose_observations,
+    sentences,
+)
 from keepstep.diagnosis.order import blame_loops
 from keepstep.diagnosis.recorders import one_each
 from keepstep.diagnosis.stacks import Waiting, kind_of_wait
@@ -58,7 +63,9 @@ def diagnose(evidence: Evidence) -> Verdict:
 def judge(case: Case) -> Verdict:
     """Try the explanations in their order."""
     if not case.waits.meetings:
-        return nothing_pending(case)
+        # gloo shows an operation that failed as one that finished: after the loss of a rank its
+        # dumps say that nobody waits.
+        return diagnose_lives(case.evidence) or nothing_pending(case)
     found = find_ends(case)
     blames = [
         *blame_mismatches(case, found),

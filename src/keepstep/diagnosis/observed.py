@@ -57,8 +57,8 @@ def behind_in_counts(observations: Mapping[int, Observation]) -> dict[int, str]:
     return found
 
 
-def diagnose_observations(evidence: Evidence) -> Verdict:
-    """Diagnose without any dump: from ends of processes, counts and stacks alone."""
+def diagnose_lives(evidence: Evidence) -> Verdict | None:
+    """Name the ranks whose process is dead, stopped or silent, if there are such."""
     observations = dict(sorted(evidence.observations.items()))
     bad = {
         Life.DEAD: (Fault.DEAD, "is dead", "are dead"),
@@ -67,9 +67,19 @@ def diagnose_observations(evidence: Evidence) -> Verdict:
     }
     for life, (fault, one, many) in bad.items():
         ranks = tuple(rank for rank, seen in observations.items() if seen.life is life)
-        if ranks and len(ranks) * 2 < len(observations):
+        few = len(ranks) * 2 < len(observations)
+        if ranks and (few or (life is Life.DEAD and len(ranks) < len(observations))):
             clause = words.verb(ranks, one, many)
             return _verdict(evidence, ranks, fault, clause, Confidence.MEDIUM)
+    return None
+
+
+def diagnose_observations(evidence: Evidence) -> Verdict:
+    """Diagnose without any dump: from ends of processes, counts and stacks alone."""
+    by_life = diagnose_lives(evidence)
+    if by_life is not None:
+        return by_life
+    observations = dict(sorted(evidence.observations.items()))
     behind = behind_in_counts(observations)
     if behind and len(behind) * 2 < len(observations):
         ranks = tuple(sorted(behind))

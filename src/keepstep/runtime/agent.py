@@ -97,6 +97,7 @@ class Agent:
         self.times = Times(patience=5.0, median_step=0.0)
         self.generation, self.members = 0, list[int]()
         self.world_size = 0
+        self._halted = 0  # the newest generation for which the present one was to be left
         self.summary: dict[str, Any] | None = None
         self.abort: p.Abort | None = None
         self._final_codes: dict[int, int] = {}
@@ -268,6 +269,7 @@ class Agent:
         elif isinstance(message, p.Fence):
             self._fence(message.wid)
         elif isinstance(message, p.Halt):
+            self._halted = message.generation
             self._pass_on(message.wids, message)
         elif isinstance(message, p.Form):
             self.generation, self.members = message.generation, message.members
@@ -444,7 +446,8 @@ class Agent:
             return
         limit = SUSPECTED * self.times.patience
         if not any(age >= limit for age in ages.values()):
-            self._witnesses.dismiss()
+            if self._halted <= self.generation:
+                self._witnesses.dismiss(self.generation)
             return
         if self._witnesses.call():
             self._pass_on(list(ages), p.Testify())
@@ -472,7 +475,9 @@ class Agent:
         self._tell("incident", incident=incident.name, folder=str(folder))
         if incident.lead == self.config.name:
             verdict = await judge(folder)
-            if verdict is not None:
+            if verdict is None:
+                self._tell("unjudged", incident=incident.name, folder=str(folder))
+            else:
                 self._send(
                     p.Judged(
                         incident=incident.name,

@@ -71,12 +71,14 @@ class Witnesses:
         new, self._called = not self._called, True
         return new
 
-    def dismiss(self) -> None:
+    def dismiss(self, generation: int) -> None:
         """Everybody makes progress: what was left in the suspicion tells nothing of later."""
         if self._called:
             self._called = False
-            for path in [*self.vault.glob("dump-*"), *self.vault.glob("stacks-*")]:
-                path.unlink(missing_ok=True)
+            for path in self.vault.glob(f"*-*.{generation}"):
+                if path.name.startswith(("dump-", "stacks-", "pyspy-")):
+                    path.unlink(missing_ok=True)
+            self._looks = {key: look for key, look in self._looks.items() if key[1] != generation}
 
     def look_into(self, wid: int, pid: int, generation: int) -> None:
         """Read the stacks of a process that cannot answer; once a generation, in background."""
