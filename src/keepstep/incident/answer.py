@@ -69,7 +69,7 @@ def to_json(gathered: Gathered, verdict: Verdict) -> dict[str, Any]:
 def to_text(gathered: Gathered, verdict: Verdict) -> str:
     """Return the answer for a person: verdict, evidence, what each rank believed, what to do."""
     confidence = f" ({verdict.confidence} confidence)" if verdict.outcome is Outcome.CULPRIT else ""
-    lines = [f"{_WORDS[verdict.outcome]}{confidence}: {verdict.headline}"]
+    lines = [f"{_WORDS[verdict.outcome]}{confidence}: {printable(verdict.headline)}"]
     lines += _section("evidence", verdict.evidence)
     lines += _section("this would decide", verdict.would_decide)
     lines += _section("next", verdict.next_steps)
@@ -79,8 +79,15 @@ def to_text(gathered: Gathered, verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def printable(text: str) -> str:
+    """Return one line that a terminal only shows: what came from a file cannot steer it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _section(title: str, sentences: Iterable[str]) -> list[str]:
-    listed = [f"  - {sentence}" for sentence in sentences]
+    listed = [f"  - {printable(sentence)}" for sentence in sentences]
     return ["", f"{title}:", *listed] if listed else []
 
 
@@ -113,7 +120,7 @@ def _beliefs(beliefs: Sequence[Belief]) -> list[str]:
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    cells = [printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)]
     return "  ".join(cells).rstrip()
 
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
+
+from keepstep.recorder import limits
 
 NAME = "manifest.json"
 VERSION = 1
@@ -85,20 +90,52 @@ class Manifest:
             body = json.loads(text)
             version = body.pop("version")
             if version != VERSION:
-                raise ManifestError(f"version {version} of a manifest; known is {VERSION}")
+                raise ManifestError(f"version {version!a} of a manifest; known is {VERSION}")
             members = tuple(_rank_facts(entry) for entry in body.pop("members"))
-            return cls(members=members, faults=tuple(body.pop("faults")), **body)
+            faults = tuple(dict(entry) for entry in body.pop("faults"))
+            found = _made(cls, body, members=members, faults=faults)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, ManifestError):
                 raise
             raise ManifestError(f"not a manifest of an incident: {error}") from error
+        _once("rank", [facts.rank for facts in members])
+        _once("file", [a.file for facts in members for a in facts.artifacts if a.file])
+        return found
+
+
+def _once(what: str, listed: Sequence[object]) -> None:
+    for value, times in Counter(listed).most_common(1):
+        if times > 1:
+            raise ManifestError(f"{what} {value!a:.80} is listed {times} times")
+
+
+_Made = TypeVar("_Made", Manifest, RankFacts, Artifact)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "bool": (bool,),
+}
+
+
+def _made(cls: type[_Made], body: dict[str, Any], **made: Any) -> _Made:
+    """Return ``cls`` from parsed JSON, each value checked; ``made`` are fields that already are."""
+    for field in dataclasses.fields(cls):
+        value = body.get(field.name)
+        if field.name in body and type(value) not in _TYPES.get(str(field.type), ()):
+            raise ManifestError(
+                f"{field.name} of a manifest is {field.type}, this is {value!a:.80}"
+            )
+    return cls(**body, **made)
 
 
 def _rank_facts(body: dict[str, Any]) -> RankFacts:
-    artifacts = tuple(Artifact(**entry) for entry in body.pop("artifacts"))
-    found = RankFacts(artifacts=artifacts, **body)
-    if not isinstance(found.rank, int) or not isinstance(found.worker, int):
-        raise ManifestError(f"a rank is a number, this is {found.rank!r}")
+    artifacts = tuple(_made(Artifact, entry) for entry in body.pop("artifacts"))
+    found = _made(RankFacts, body, artifacts=artifacts)
+    if not 0 <= found.rank < limits.RANK:
+        raise ManifestError(f"a rank is a number from 0 on, this is {found.rank}")
     return found
 
 

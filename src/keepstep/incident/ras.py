@@ -24,18 +24,26 @@ def parse(data: bytes, world_size: int) -> dict[int, Observation]:
         whole = [each for each in body["communicators"] if each["size"] == world_size]
         found: dict[int, Observation] = {}
         for communicator in whole:
-            counts = {
-                entry["rank"]: tuple(int(n) for n in entry["collective_counts"].values())
-                for entry in communicator.get("ranks", [])
-            }
             name = str(communicator["hash"])
-            for rank, numbers in counts.items():
-                found[rank] = Observation(life=Life.ALIVE, collective_counts={name: numbers})
+            for entry in communicator.get("ranks", []):
+                rank = _rank(entry, world_size)
+                numbers = tuple(int(n) for n in entry["collective_counts"].values())
+                others = found[rank].collective_counts if rank in found else {}
+                counts = {**others, name: numbers}
+                found[rank] = Observation(life=Life.ALIVE, collective_counts=counts)
+        for communicator in whole:
             for entry in communicator.get("missing_ranks", []):
-                found[entry["rank"]] = _missing(entry)
+                found[_rank(entry, world_size)] = _missing(entry)
         return found
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return {}
+
+
+def _rank(entry: dict[str, Any], world_size: int) -> int:
+    rank = entry["rank"]
+    if type(rank) is not int or not 0 <= rank < world_size:
+        raise ValueError(f"{rank!r} is no rank of {world_size}")
+    return rank
 
 
 def _missing(entry: dict[str, Any]) -> Observation:

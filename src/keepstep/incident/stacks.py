@@ -12,7 +12,8 @@ from keepstep.recorder.model import Frame
 DEEPEST = 200  # frames that are kept
 _MAIN = re.compile(r"main thread (0x[0-9a-f]+)\s*$")
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)\b.*:$")
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)$')
+_ONLY_THREAD = "Stack (most recent call first):"  # what faulthandler writes of a single thread
+_FRAME = re.compile(r'  File "(.*)", line ([0-9]{1,9}|\?\?\?) in (.*)$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,11 @@ def _from_faulthandler(lines: list[str]) -> tuple[Frame, ...]:
     for line in lines:
         if thread := _THREAD.match(line):
             current = found.setdefault(thread.group(1), [])
+        elif line == _ONLY_THREAD:
+            current = found.setdefault("", [])
         elif frame := _FRAME.match(line):
-            current.append(Frame(frame.group(3), frame.group(1), int(frame.group(2))))
+            file, number, function = frame.groups()
+            current.append(Frame(function, file, 0 if number == "???" else int(number)))
     if wanted is None:  # faulthandler lists the main thread last
         wanted = next(reversed(found), "")
     return tuple(found.get(wanted, [])[:DEEPEST])
@@ -52,7 +56,7 @@ def _from_py_spy(text: str) -> MainThread:
         main = next(each for each in threads if each["os_thread_id"] == each["pid"])
         frames = tuple(_frame(each) for each in main["frames"][:DEEPEST])
         return MainThread(frames, main.get("owns_gil") is True)
-    except (ValueError, TypeError, KeyError, StopIteration, RecursionError):
+    except (ValueError, TypeError, KeyError, StopIteration, ArithmeticError, RecursionError):
         return MainThread()
 
 
