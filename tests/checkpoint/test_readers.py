@@ -59,8 +59,9 @@ def test_without_a_tensor_nothing_is_newer_than_2_4(tmp_path: Path) -> None:
     assert found.oldest == "2.4"
 
 
-def test_many_objects_before_the_first_tensor_do_not_hide_it(tmp_path: Path) -> None:
-    (tmp_path / ".metadata").write_bytes(metadata(3, 1, objects=5000))
+@pytest.mark.parametrize("objects", [5_000, 30_000])
+def test_many_objects_before_the_first_tensor_do_not_hide_it(objects: int, tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(metadata(3, 1, objects=objects))
     found = find_readers(LocalStore(tmp_path))
     assert found.oldest == "2.15"
 
