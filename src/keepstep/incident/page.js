@@ -146,7 +146,7 @@
     const low = known.reduce((a, b) => Math.min(a, b));
     const high = known.reduce((a, b) => Math.max(a, b));
     const text = seconds(low) === seconds(high) ? seconds(low) : `${seconds(low).replace(" s", "")} to ${seconds(high)}`;
-    return `${text} before`;
+    return text;
   }
 
   function showCell(button, lane, row, at) {
@@ -160,7 +160,7 @@
     const facts = pairs([
       ["ranks", row.ranks],
       ["state", `${MARKS[mark][0].replace("✓ ", "") || "empty"}: ${MARKS[mark][1]}`],
-      ["waiting since", (mark === "w" || mark === "r") && sinceText(row.since) ? `${sinceText(row.since)} the last event of its host` : ""],
+      ["called", (mark === "w" || mark === "r") && sinceText(row.since) ? `${sinceText(row.since)} before the last event of its host` : ""],
       ["tensors", call ? call.tensors : ""],
       ["others called", differs ? `${usual.name} ${usual.tensors}` : ""],
       ["timeout", call && call.timeout ? seconds(call.timeout / 1000) : ""],
@@ -199,11 +199,11 @@
   const frontOf = (row) => [...row.marks].findIndex((mark) => "wqrgn".includes(mark));
 
   function laneHead(lane) {
-    const head = make("tr", null, make("th", { class: "corner" }, lane.transfers ? "ranks (newest on the right)" : "ranks"), make("th", { class: "corner", title: "seconds between the call that a rank waits in and the last event of its host" }, "waiting since"));
+    const head = make("tr", null, make("th", { class: "corner" }, lane.transfers ? "ranks (newest on the right)" : "ranks"), make("th", { class: "corner", title: "from the call that a rank waits in to the last event of its host" }, "called, before last event"));
     const fronts = new Set(lane.rows.filter((row) => !row.empty).map(frontOf));
     lane.columns.forEach(([number, call], at) => {
       if (gapBefore(lane, at)) head.append(make("th", { class: "gap", title: "operations left out" }, "…"));
-      const name = call < 0 ? (lane.transfers ? "" : "?") : data.calls[call].name;
+      const name = call < 0 ? (lane.transfers ? "" : "no entry") : data.calls[call].name;
       const title = call < 0 ? "" : `${data.calls[call].name} ${data.calls[call].tensors}`;
       const front = !lane.transfers && fronts.has(at);
       head.append(make("th", { scope: "col", class: front ? "front" : "", title }, make("b", null, lane.transfers ? "" : String(number)), short(name, 24)));
@@ -303,7 +303,7 @@
   function laneCard(lane, open) {
     const card = make("details", { class: "lane card", "data-label": lane.label });
     const what = lane.transfers ? "sends and receives in " : "";
-    const summary = make("summary", null, make("h3", null, `${what}${lane.label}`), make("span", { class: "soft", title: lane.members }, `${lane.size} ${lane.size === 1 ? "member" : "members"}: ${short(bare(lane.members), 60)}`));
+    const summary = make("summary", null, make("h3", { title: lane.label }, `${what}${short(lane.label, 70)}`), make("span", { class: "soft", title: lane.members }, `${lane.size} ${lane.size === 1 ? "member" : "members"}: ${short(bare(lane.members), 40)}`));
     if (lane.importance === "blamed") summary.append(make("span", { class: "tag blamed" }, "◆ stuck here"));
     else if (lane.importance === "touched" || lane.importance === "pending") summary.append(make("span", { class: "tag wait" }, "ranks wait here"));
     card.append(summary);

@@ -54,7 +54,7 @@ def to_page(gathered: Gathered, verdict: Verdict, source: str) -> str:
         outcome=verdict.outcome.value,
         word=escape(TITLES[verdict.outcome]),
         confidence=_confidence(verdict),
-        headline=escape(_sentence(verdict.headline)),
+        headline=_headline(verdict.headline),
         lists="".join(
             [
                 _list("Evidence", verdict.evidence),
@@ -148,8 +148,11 @@ def _facts(gathered: Gathered) -> list[str]:
     return facts
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+def _headline(text: str) -> str:
+    """Return the headline as a sentence, each clause on a line of its own."""
+    clauses = f"{text[:1].upper()}{text[1:]}.".split("; ")
+    lines = [f"{clause}; " for clause in clauses[:-1]] + clauses[-1:]
+    return "".join(f"<span>{escape(line)}</span>" for line in lines)
 
 
 def _confidence(verdict: Verdict) -> str:
@@ -187,8 +190,8 @@ def _waits(verdict: Verdict) -> list[dict[str, Any]]:
             -len(waiting),
             {
                 "ranks": ranks_text(waiting),
-                "blamed": ranks_text(guilty.intersection(needed)),
-                "others": ranks_text(set(needed) - guilty),
+                "blamed": ranks_text(guilty & set(needed)) if guilty & set(needed) else "",
+                "others": ranks_text(set(needed) - guilty) if set(needed) - guilty else "",
                 "operation": operation,
                 "group": group,
             },

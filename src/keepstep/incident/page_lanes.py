@@ -240,12 +240,18 @@ class _Drawing:
                 drawn.append((rank, Mark.ABSENT * len(window), calls))
             else:
                 drawn.append(self._cells(rank, index, position, window))
-        columns = tuple(
+        columns = [
             Column(number, _most_usual(calls[at] for _, _, calls in drawn))
             for at, number in enumerate(window)
-        )
+        ]
+        kept = _worth_showing(columns, positions.values())
+        drawn = [
+            (rank, "".join(marks[at] for at in kept), tuple(calls[at] for at in kept))
+            for rank, marks, calls in drawn
+        ]
+        columns = [columns[at] for at in kept]
         rows = self._rows(index, drawn, empty, {r: p.pending for r, p in positions.items()})
-        return self._lane(index, columns, rows, transfers=False)
+        return self._lane(index, tuple(columns), rows, transfers=False)
 
     def _cells(
         self, rank: int, index: int, position: Position, window: list[int]
@@ -336,6 +342,13 @@ class _Drawing:
 
     def _no_dump(self, rank: int) -> str:
         return self.why_missing.get(rank) or "no dump, and nothing says why"
+
+
+def _worth_showing(columns: Sequence[Column], positions: Iterable[Position]) -> list[int]:
+    """Return the columns of which an entry is left, and those beside a frontier."""
+    fronts = {p.pending_sequence for p in positions if p.pending_sequence is not None}
+    beside = fronts | {front - 1 for front in fronts} | {columns[-1].number}
+    return [at for at, c in enumerate(columns) if c.call != NO_CALL or c.number in beside]
 
 
 def _mark(

@@ -27,6 +27,7 @@ from keepstep.recorder.model import Entry
 SLICES = 400_000  # of a whole trace; viewers become slow beyond
 FEWEST = 20  # newest operations of a rank that are kept even so
 ARROWS = 20_000
+MICROSECOND = 1000  # nanoseconds; the unit of times in the format
 WAITED_FOR, GROUPS = 1, 2  # tracks: on which others wait for a rank, and of the first group
 TIMES = (
     "Clocks of hosts differ. The last event of every host lies on the same time; all other times"
@@ -66,7 +67,7 @@ def to_trace(gathered: Gathered, verdict: Verdict, source: str) -> Iterator[str]
 
 
 class _Drawing:
-    """Times and tracks of one trace. Times are microseconds from its first event."""
+    """Times and tracks of one trace. Times are nanoseconds from its first event."""
 
     def __init__(self, frontier: Frontier, last_event_ns: dict[int, int]) -> None:
         self._frontier = frontier
@@ -85,7 +86,6 @@ class _Drawing:
             ),
             default=0,
         )
-        self.end = self._span / 1000
 
     def events(self, verdict: Verdict, why_missing: dict[int, str]) -> Iterator[Event]:
         """Return all events: names, slices, arrows."""
@@ -112,7 +112,7 @@ class _Drawing:
 
     def _rank(self, rank: int) -> Iterator[Event]:
         """Return the slices of one rank. Those of a track never overlap, as viewers want it."""
-        free: dict[int, float] = {}
+        free: dict[int, int] = {}
         backend = self._frontier.standings[rank].backend
         roster = self._frontier.roster
         for entry in self._entries[rank]:
@@ -122,7 +122,7 @@ class _Drawing:
             first = None if position is None or entry.is_p2p else position.pending_sequence
             pending = state in OPEN or (first is not None and entry.sequence == first)
             begin = self._at(rank, entry.started_ns or entry.created_ns)
-            begin = max(begin, free.get(group, 0.0))
+            begin = max(begin, free.get(group, 0))
             name = _name(entry)
             args = _arguments(entry, state)
             if pending:
@@ -136,25 +136,23 @@ class _Drawing:
                 "ph": "X",
                 "pid": rank + 1,
                 "tid": group + GROUPS,
-                "ts": begin,
-                "dur": round(end - begin, 3),
+                "ts": begin / MICROSECOND,
+                "dur": (end - begin) / MICROSECOND,
                 "name": name,
                 "cat": entry.operation.name,
                 "args": args,
             }
 
-    def _at(self, rank: int, time_ns: int | None) -> float:
-        if time_ns is None:
-            return 0.0
-        return max(0, self._span - (self._last[rank] - time_ns)) / 1000
+    def _at(self, rank: int, time_ns: int | None) -> int:
+        return 0 if time_ns is None else max(0, self._span - (self._last[rank] - time_ns))
 
-    def _open(self, rank: int, tid: int, name: str, begin: float, args: Event) -> Event:
+    def _open(self, rank: int, tid: int, name: str, begin: int, args: Event) -> Event:
         """Return a slice that begins and never ends: viewers draw it to the end of the trace."""
         return {
             "ph": "B",
             "pid": rank + 1,
             "tid": tid,
-            "ts": begin,
+            "ts": begin / MICROSECOND,
             "name": name,
             "cat": "pending",
             "args": args,
@@ -162,7 +160,7 @@ class _Drawing:
 
     def _arrows(self, waits: Waits) -> Iterator[Event]:
         """Return an arrow from each waiting operation to each rank that did not come to it."""
-        number = 0
+        number, end = 0, self._span / MICROSECOND
         for step, meeting in waits.meetings.items():
             needed = meeting.lacking(Lack.ABSENT, Lack.SILENT, Lack.BUSY, Lack.PERHAPS)
             waiting = [rank for rank in sorted(meeting.waiting) if rank not in meeting.lacks]
@@ -172,7 +170,7 @@ class _Drawing:
                     if number == ARROWS:
                         return
                     number += 1
-                    arrow = {"cat": "waits", "name": "waits for", "id": number, "ts": self.end}
+                    arrow = {"cat": "waits", "name": "waits for", "id": number, "ts": end}
                     yield {"ph": "s", "pid": rank + 1, "tid": step.group + GROUPS, **arrow}
                     yield {"ph": "f", "bp": "e", "pid": lacking + 1, "tid": WAITED_FOR, **arrow}
 
@@ -191,7 +189,7 @@ class _Drawing:
             "why": str(meeting.lacks[rank]),
         }
         name = f"{what} of {group}: awaited by {words.ranks(meeting.waiting)}"
-        return self._open(rank, WAITED_FOR, name, min(begins, default=0.0), args)
+        return self._open(rank, WAITED_FOR, name, min(begins, default=0), args)
 
 
 def _about(rank: int, kind: str, *, tid: int = 0, **args: object) -> Event:
