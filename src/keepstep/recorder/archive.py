@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import IO, Literal
+from typing import IO
 
 from keepstep.recorder import limits
 from keepstep.recorder.model import Severity
@@ -49,6 +50,8 @@ def members(path: str, skip: int) -> Iterator[Member]:
         ) from None
     except MemoryError:
         raise RefusedError("too-large", "the archive asks for more memory than allowed") from None
+    except gzip.BadGzipFile as error:
+        raise RefusedError("malformed", f"the archive is not gzip ({_why(error)})") from None
     except OSError as error:
         raise RefusedError("unreadable", f"the archive cannot be read ({_why(error)})") from None
     except (ValueError, RuntimeError, NotImplementedError, LookupError, RecursionError) as error:
@@ -78,9 +81,10 @@ class _Budget:
 
 
 def _tar(path: str, skip: int) -> Iterator[Member]:
-    mode: Literal["r|", "r|gz"] = "r|" if path.lower().endswith(".tar") else "r|gz"
     budget = _Budget()
-    with tarfile.open(path, mode) as archive:
+    # Not the stream mode of tarfile ("r|gz"): it passes over a member twenty times more slowly.
+    opener = open if path.lower().endswith(".tar") else gzip.open
+    with opener(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             budget.take(max(member.size, 0))
             if member.isdir() or budget.members <= skip:
@@ -90,9 +94,9 @@ def _tar(path: str, skip: int) -> Iterator[Member]:
             if not member.isreg():
                 yield member.name, _not_a_file()
                 continue
-            file = archive.extractfile(member)
-            assert file is not None  # it is a regular member
-            yield member.name, _content(file, member.size)
+            content = archive.extractfile(member)
+            assert content is not None  # it is a regular member
+            yield member.name, _content(content, member.size)
 
 
 def _zip(path: str, skip: int) -> Iterator[Member]:

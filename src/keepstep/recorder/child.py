@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from keepstep.recorder import archive, limits
 from keepstep.recorder.model import Severity
-from keepstep.recorder.plain import RefusedError, shown
+from keepstep.recorder.plain import RefusedError, may_be_dump, shown
 from keepstep.recorder.shape import table
 
 PLAIN_FILE = -1
@@ -139,7 +139,7 @@ def read_plain_file(path: str) -> bytes:
             if status.st_size > limits.FILE_BYTES:
                 raise archive.too_large(status.st_size)
             head = file.read(_HEAD)
-            if head[:1] != b"\x80" and head[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in b"{[":
+            if not may_be_dump(head):
                 return head
             content = head + file.read(limits.FILE_BYTES)
     except OSError as error:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from typing import Any, NoReturn
 
 from keepstep.recorder.model import Severity
 
 _PICKLE = 0x80  # the PROTO opcode; PyTorch and Python write it first since protocol 2
+# A log that begins with "[rank0]" is none.
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\{\s*[\"}]|\[\s*[\[{\]])")
 _KNOWN_FORMATS = (
     (b"\x89PNG", "a PNG picture"),
     (b"\xff\xd8\xff", "a JPEG picture"),
@@ -51,6 +54,11 @@ class _PlainUnpickler(pickle.Unpickler):
         raise RefusedError("hostile", f"the pickle refers to an outside object {shown(pid)}")
 
 
+def may_be_dump(head: bytes) -> bool:
+    """Tell from its first bytes whether a file must be read to its end."""
+    return head[:1] == bytes([_PICKLE]) or _JSON.match(head) is not None
+
+
 def shown(value: object) -> str:
     """Return a short text of a value that came from a file, safe to print."""
     if isinstance(value, str):
@@ -73,7 +81,7 @@ def load(data: bytes) -> tuple[Any, int]:
         raise RefusedError("empty", "the file has no bytes: its writer was ended before it wrote")
     if data[0] == _PICKLE:
         return _load_pickle(data)
-    if data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+    if _JSON.match(data):
         return _load_json(data), 0
     if not data.strip(b"\0"):
         raise RefusedError("truncated", f"all {len(data)} bytes are zero: nothing was written")

@@ -19,6 +19,7 @@ from keepstep.recorder.table import Table
 # Only this package is imported there, so a process is ready after about 50 ms.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from keepstep.recorder.child import main; main()"
 _MOST_WORKERS = 8
+_FILES_WORTH_A_PROCESS = 8  # a process takes longer to start than to read fewer files
 _AHEAD = 4  # answers per process that may wait to be used
 
 
@@ -51,7 +52,7 @@ class Answer:
 def read(tasks: Sequence[Task], workers: int | None = None) -> Iterator[Answer]:
     """Yield the answers to all tasks, in any order."""
     available = workers or min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
-    count = min(available, len(tasks))
+    count = min(available, -(-len(tasks) // _FILES_WORTH_A_PROCESS))
     waiting = iter(enumerate(tasks))
     answers: queue.Queue[Answer | None] = queue.Queue(_AHEAD * max(count, 1))
     stop = threading.Event()

@@ -32,7 +32,7 @@ _PREFIXES = {
     "gloo": Backend.GLOO,
 }
 _STATE_NUMBERS = {str(state): number for number, state in enumerate(STATES)}
-_MICROSECONDS_BELOW = 10**17  # a time since 1970 below this cannot be nanoseconds (1973)
+_MICROSECONDS_BELOW = 9 * 10**15  # as nanoseconds since 1970 this would be April 1970
 
 _PROFILING_NAME = re.compile(r"(?:([A-Za-z][\w.+-]*):)?(.*)", re.DOTALL)
 _PEER = re.compile(r"(send|recv)(?: (\d{1,8})(->|<-)(\d{1,8}|\?))?")
