@@ -196,7 +196,7 @@
   const callOf = (lane, row, at) => (row.calls && at in row.calls ? row.calls[at] : lane.columns[at][1]);
   const same = (a, b) => a.alike === b.alike;
   // The first column that a row has not finished: its frontier.
-  const frontOf = (row) => [...row.marks].findIndex((mark) => "wqrgn".includes(mark));
+  const frontOf = (row) => [...(row.marks || "")].findIndex((mark) => "wqrgn".includes(mark));
 
   function laneHead(lane) {
     const head = make("tr", null, make("th", { class: "corner" }, lane.transfers ? "ranks (newest on the right)" : "ranks"), make("th", { class: "corner", title: "from the call that a rank waits in to the last event of its host" }, "called, before last event"));
