@@ -118,16 +118,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float | None": (int, float, NoneType),
     "bool": (bool,),
 }
+_ALLOWED = {
+    cls.__name__: {field.name: _TYPES.get(str(field.type), ()) for field in dataclasses.fields(cls)}
+    for cls in (Manifest, RankFacts, Artifact)
+}
 
 
 def _made(cls: type[_Made], body: dict[str, Any], **made: Any) -> _Made:
     """Return ``cls`` from parsed JSON, each value checked; ``made`` are fields that already are."""
-    for field in dataclasses.fields(cls):
-        value = body.get(field.name)
-        if field.name in body and type(value) not in _TYPES.get(str(field.type), ()):
-            raise ManifestError(
-                f"{field.name} of a manifest is {field.type}, this is {value!a:.80}"
-            )
+    allowed = _ALLOWED[cls.__name__]
+    for name, value in body.items():
+        if type(value) not in allowed.get(name, ()):
+            raise ManifestError(f"{name!a:.80} of a manifest cannot be {value!a:.80}")
     return cls(**body, **made)
 
 
