@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 JUDGE_LIMIT = 20.0  # seconds
 LOOK_LIMIT = 5.0  # seconds that writing waits for a py-spy that still runs
 MOST_BYTES = 64 << 20  # of one artifact; more is cut off by leaving it out
+MOST_KEPT_BYTES = 1 << 30  # of all incidents of a folder; the newest one may have more
+_NAME = re.compile(r"-generation-\d{4,}-")  # in the names that the coordinator gives
 NO_PY_SPY = "py-spy is not installed (pip install 'keepstep[stacks]')"
 _DEAD = {"kill", "segv", "abort", "exit", "signal", "oom"}
 _OTHER_LIVES = {"stop": "stopped", "gil": "unresponsive", "partition": "unresponsive"}
@@ -59,7 +63,7 @@ class Witnesses:
 
     vault: Path
     _called: bool = False
-    _looks: dict[tuple[int, int], subprocess.Popen[bytes]] = field(default_factory=dict)
+    _looks: dict[tuple[int, int], subprocess.Popen[bytes] | str] = field(default_factory=dict)
     _program: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,22 +88,24 @@ class Witnesses:
         """Read the stacks of a process that cannot answer; once a generation, in background."""
         if self._program is None or (wid, generation) in self._looks:
             return
-        path = self._path(wid, generation)
-        with open(path, "wb") as file:
-            self._looks[wid, generation] = subprocess.Popen(
-                [self._program, "dump", "--json", "--nonblocking", "--pid", str(pid)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-            )
+        try:
+            with open(self._path(wid, generation), "wb") as file:
+                self._looks[wid, generation] = subprocess.Popen(
+                    [self._program, "dump", "--json", "--nonblocking", "--pid", str(pid)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.DEVNULL,
+                )
+        except OSError as error:  # no room for the answer, no process: training goes on
+            self._looks[wid, generation] = f"py-spy could not start: {error.strerror}"
 
     def found(self, wid: int, generation: int) -> Path | str:
         """Return where py-spy's stacks lie, or why there are none; waits for a look under way."""
         look = self._looks.pop((wid, generation), None)
         if look is None:
-            return (
-                "" if self._program else "py-spy is not installed (pip install 'keepstep[stacks]')"
-            )
+            return "" if self._program else NO_PY_SPY
+        if isinstance(look, str):
+            return look
         try:
             code = look.wait(LOOK_LIMIT)
         except subprocess.TimeoutExpired:
@@ -128,11 +134,10 @@ class IncidentWriter:
         """
         config = self.config
         target = config.incidents / incident.name / config.name
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{config.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
         try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
             manifest = self._manifest(incident, ours, temporary)
             with open(temporary / NAME, "w") as file:
                 file.write(manifest.to_json())
@@ -141,9 +146,19 @@ class IncidentWriter:
             os.replace(temporary, target)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # another host may have written there
+                target.parent.rmdir()
+            self._discard(incident, ours)
             raise
-        self._remove_old()
+        remove_old(config.incidents, keep=config.kept_incidents)
         return target
+
+    def _discard(self, incident: p.Incident, ours: dict[int, ProcessFacts]) -> None:
+        """Remove from memory what could not be written."""
+        for wid in ours:
+            for path in self.config.vault.glob(f"*-{wid}.{incident.generation}"):
+                if path.name.startswith(("dump-", "stacks-", "pyspy-")):
+                    path.unlink(missing_ok=True)
 
     def _manifest(
         self, incident: p.Incident, ours: dict[int, ProcessFacts], folder: Path
@@ -189,12 +204,15 @@ class IncidentWriter:
         reason = why or "it did not answer before it was fenced"
         if life == "dead":
             reason = f"the process was gone before it could be asked: {why}"
-        dump = _take(vault.dump_path(self.config.vault, wid, generation), folder, DUMP, rank)
-        stacks = _take(vault.stacks_path(self.config.vault, wid, generation), folder, STACKS, rank)
+        place, since = self.config.vault, 0.0
+        if life != "alive":  # it cannot have gone on since: what it left before is of another time
+            since = _last_commit(place, wid)
+        dump = _take(vault.dump_path(place, wid, generation), folder, DUMP, rank, since)
+        stacks = _take(vault.stacks_path(place, wid, generation), folder, STACKS, rank, since)
         if stacks is None:
             seen = self.witnesses.found(wid, generation)
             if isinstance(seen, Path):
-                stacks = _take(seen, folder, STACKS, rank, how="py-spy")
+                stacks = _take(seen, folder, STACKS, rank, since, how="py-spy")
             elif seen and life != "dead":
                 reason = f"{reason}; {seen}"
         return (
@@ -202,16 +220,43 @@ class IncidentWriter:
             stacks or Artifact(kind=STACKS, reason=reason),
         )
 
-    def _remove_old(self) -> None:
-        """Keep the newest incidents; names begin with the time at which their job began."""
-        folders = [path for path in self.config.incidents.iterdir() if _is_incident(path)]
-        folders.sort(key=lambda path: path.stat().st_mtime)
-        for path in folders[: -self.config.kept_incidents]:
-            shutil.rmtree(path, ignore_errors=True)
+
+def remove_old(incidents: Path, *, keep: int, most_bytes: int = MOST_KEPT_BYTES) -> None:
+    """Keep the newest ``keep`` incidents, and of these what fits into ``most_bytes`` together.
+
+    The newest one stays whatever its size. Other jobs may write and remove there meanwhile.
+    """
+    with suppress(OSError):
+        newest_first = sorted(filter(_is_incident, incidents.iterdir()), key=_written, reverse=True)
+        total = 0
+        for number, folder in enumerate(newest_first):
+            total += _size(folder)
+            if number >= keep or (number > 0 and total > most_bytes):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_incident(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.glob(f"*/{NAME}"))
+    """Return whether it is an incident of a run: nothing else in that folder may be removed."""
+    if _NAME.search(folder.name) is None or folder.is_symlink() or not folder.is_dir():
+        return False
+    unfinished = any(folder.glob(".*.tmp"))  # its agent was killed while it wrote
+    return unfinished or any(folder.glob(f"*/{NAME}"))
+
+
+def _written(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0  # another job has removed it
+
+
+def _size(folder: Path) -> int:
+    found = 0
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(os.path.join(inside, name)).st_size
+    return found
 
 
 def _life(fault: dict[str, Any] | None, facts: ProcessFacts | None) -> tuple[str, str]:
@@ -226,16 +271,27 @@ def _life(fault: dict[str, Any] | None, facts: ProcessFacts | None) -> tuple[str
     return _OTHER_LIVES.get(fault["fault"], "alive"), evidence
 
 
+def _last_commit(place: Path, wid: int) -> float:
+    """Return when a worker wrote a rank record last (seconds since the epoch); 0.0 for never."""
+    return max((path.stat().st_mtime for path in place.glob(f"rank-{wid}.*")), default=0.0)
+
+
 def _take(
-    source: Path, folder: Path, kind: str, rank: int, how: str = "side thread"
+    source: Path, folder: Path, kind: str, rank: int, since: float, how: str = "side thread"
 ) -> Artifact | None:
-    """Move an artifact from the vault into the folder; None where there is none."""
+    """Move an artifact from the vault into the folder; None where there is none from ``since`` on.
+
+    A rank may answer after a suspicion has passed: that answer lies there when it is lost later.
+    """
     name = {DUMP: f"recorder_rank_{rank}", STACKS: f"stacks_rank_{rank}.txt"}[kind]
     if how == "py-spy":
         name = f"pyspy_rank_{rank}.json"
     try:
-        size = source.stat().st_size
+        size, taken = source.stat().st_size, source.stat().st_mtime
     except FileNotFoundError:
+        return None
+    if taken < since:
+        source.unlink()
         return None
     if not 0 < size <= MOST_BYTES:
         source.unlink()
