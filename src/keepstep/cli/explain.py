@@ -13,11 +13,16 @@ import typer
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.verdict import Outcome, Verdict
 from keepstep.exit_codes import ExitCode
-from keepstep.incident.answer import ranks_text, to_json, to_text
+from keepstep.incident import delivery
+from keepstep.incident.answer import printable, to_json, to_text
 from keepstep.incident.gather import Gathered, errors, gather, no_dump
 from keepstep.incident.page import to_page
 from keepstep.incident.perfetto import to_trace
 from keepstep.incident.write import write_whole
+from keepstep.recorder.delivery import Delivery
+from keepstep.recorder.delivery import Verdict as Delivered
+
+MOST_RANKS = 1 << 20  # more than any job has; each is a line of what is due
 
 
 def explain(
@@ -45,23 +50,28 @@ def explain(
     ] = None,
 ) -> ExitCode:
     """Read recorder dumps of any PyTorch and say which rank to blame, why, and what to do next."""
-    if expect is not None and expect < 1:
-        _refuse(f"--expect {expect}: wanted the number of ranks of the job, 1 or more")
+    if expect is not None and not 1 <= expect <= MOST_RANKS:
+        _refuse(f"--expect {expect}: wanted the number of ranks of the job, 1 to {MOST_RANKS}")
     try:
         attempts = gather(path)
     except FileNotFoundError:
         _refuse(f"{path}: nothing is there; wanted a folder, an archive or a file with dumps")
+    except OSError as error:
+        sys.stderr.write(f"keepstep explain: {error}; set TMPDIR to a folder with free space\n")
+        return ExitCode.INFRASTRUCTURE
     if all(no_dump(each) for each in attempts):
         _refuse(_nothing_usable(path, attempts))
     judged = [(each, diagnose(each.evidence)) for each in attempts]
     if html or perfetto:
         _draw(path, judged, html, perfetto)
+    delivered = [None if expect is None else delivery.check(each, expect) for each in attempts]
+    answers = [(*pair, due) for pair, due in zip(judged, delivered, strict=True)]
     if as_json:
-        bodies = [_with_delivery(each, verdict, expect) for each, verdict in judged]
+        bodies = [_with_delivery(*answer) for answer in answers]
         print(json.dumps(bodies[0] if len(bodies) == 1 else {"attempts": bodies}, indent=2))
     else:
-        print("\n".join(_text(each, verdict, expect) for each, verdict in judged), end="")
-    return _code([verdict for _, verdict in judged], fail_on_culprit)
+        print("\n".join(_text(*answer) for answer in answers), end="")
+    return _code([(verdict, due) for _, verdict, due in answers], fail_on_culprit)
 
 
 def _draw(
@@ -93,10 +103,17 @@ def _write(path: Path, parts: Iterable[str]) -> None:
         _refuse(f"{path} cannot be written: {error.strerror or error}; wanted a file to write to")
 
 
-def _code(verdicts: list[Verdict], fail_on_culprit: bool) -> ExitCode:
-    if fail_on_culprit and any(verdict.outcome is Outcome.CULPRIT for verdict in verdicts):
+def _code(answers: list[tuple[Verdict, Delivery | None]], fail_on_culprit: bool) -> ExitCode:
+    outcomes = [verdict.outcome for verdict, _ in answers]
+    if fail_on_culprit and Outcome.CULPRIT in outcomes:
         return ExitCode.FAIL
-    if any(verdict.outcome is Outcome.UNKNOWN for verdict in verdicts):
+    # Without all dumps a culprit can be known; that nobody is to blame cannot.
+    unproven = any(
+        due is not None and due.verdict is not Delivered.COMPLETE
+        for verdict, due in answers
+        if verdict.outcome is not Outcome.CULPRIT
+    )
+    if unproven or Outcome.UNKNOWN in outcomes:
         return ExitCode.INCONCLUSIVE
     return ExitCode.PASS
 
@@ -112,30 +129,15 @@ def _nothing_usable(path: Path, attempts: tuple[Gathered, ...]) -> str:
     return "\n".join([text, *listed, *more])
 
 
-def _with_delivery(each: Gathered, verdict: Verdict, expect: int | None) -> dict[str, object]:
+def _with_delivery(each: Gathered, verdict: Verdict, due: Delivery | None) -> dict[str, object]:
     body = to_json(each, verdict)
-    if expect is not None:
-        body["delivery"] = {"expected": expect, "missing": _undelivered(each, expect)}
-    return body
+    return body if due is None else {**body, "delivery": delivery.to_json(each, due)}
 
 
-def _undelivered(each: Gathered, expect: int) -> list[int]:
-    arrived = {dump.rank for dump in each.evidence.dumps}
-    return [rank for rank in range(expect) if rank not in arrived]
-
-
-def _text(each: Gathered, verdict: Verdict, expect: int | None) -> str:
-    title = f"attempt {each.attempt}\n" if each.attempt else ""
+def _text(each: Gathered, verdict: Verdict, due: Delivery | None) -> str:
+    title = f"attempt {printable(each.attempt)}\n" if each.attempt else ""
     text = title + to_text(each, verdict)
-    if expect is None:
-        return text
-    missing = _undelivered(each, expect)
-    if not missing:
-        return f"{text}\ndelivery: the dumps of all {expect} ranks arrived\n"
-    return (
-        f"{text}\ndelivery: {expect - len(missing)} of {expect} dumps arrived; "
-        f"{ranks_text(missing)} left none\n"
-    )
+    return text if due is None else f"{text}\n{delivery.to_text(each, due)}"
 
 
 def _refuse(problem: str) -> NoReturn:
