@@ -148,6 +148,22 @@ def test_victims_of_one_wait_share_a_line(checkout: Path) -> None:
     ]
 
 
+def test_ranks_that_wait_for_each_other_share_a_line() -> None:
+    dumps = big_job(16, 30, stalled=-1, pending=3)  # all came to everything, nothing finished
+    found = {
+        (w["ranks"], w["each_other"], w["others"]) for w in data_of(Evidence(dumps=dumps))["waits"]
+    }
+    assert len(found) == 8
+    assert ("ranks 3, 11", True, "") in found
+
+
+def test_long_lists_of_ranks_are_cut_in_lines_about_waiting() -> None:
+    dumps = big_job(2000, 12, stalled=-1, pending=3)
+    waits = data_of(Evidence(dumps=dumps))["waits"]
+    assert len(waits) == 8
+    assert waits[0]["ranks"].endswith("… (250 ranks)")
+
+
 def test_evidence_without_a_dump_makes_a_page() -> None:
     seen = {0: Observation(life=Life.ALIVE), 1: Observation(life=Life.STOPPED, why="state T")}
     page = page_of(Evidence(observations=seen, expected_ranks=frozenset((0, 1))))

@@ -42,7 +42,7 @@
       if (button) button.remove();
       const left = items.length - shown;
       if (left > 0) {
-        const text = `show ${Math.min(left, MORE)} more of ${left} ${noun}`;
+        const text = left > MORE ? `show ${MORE} of ${left} more ${noun}` : `show ${left} more ${noun}`;
         button = make("button", { class: "more", type: "button", onclick: () => next(MORE) }, text);
         place(button);
       }
@@ -206,10 +206,12 @@
       const name = call < 0 ? (lane.transfers ? "" : "no entry") : data.calls[call].name;
       const title = call < 0 ? "" : `${data.calls[call].name} ${data.calls[call].tensors}`;
       const front = !lane.transfers && fronts.has(at);
-      head.append(make("th", { scope: "col", class: front ? "front" : "", title }, make("b", null, lane.transfers ? "" : String(number)), short(name, 24)));
+      head.append(make("th", { scope: "col", class: front ? "front" : "", title }, make("b", null, lane.transfers ? "" : String(number)), ...breakable(short(name, 32))));
     });
     return make("thead", null, head);
   }
+  // Long names break behind their underscores.
+  const breakable = (name) => name.split(/(?<=_)(?=[^_])/).flatMap((part) => [part, make("wbr")]);
   const gapBefore = (lane, at) => at > 0 && lane.columns[at][0] !== lane.columns[at - 1][0] + 1;
 
   function laneRow(lane, row, single) {
@@ -300,10 +302,15 @@
     }
   }
 
+  function membersOf(lane) {
+    const count = `${lane.size} ${lane.size === 1 ? "member" : "members"}`;
+    return lane.label.endsWith("]") ? count : `${count}: ${short(bare(lane.members), 40)}`;
+  }
+
   function laneCard(lane, open) {
     const card = make("details", { class: "lane card", "data-label": lane.label });
     const what = lane.transfers ? "sends and receives in " : "";
-    const summary = make("summary", null, make("h3", { title: lane.label }, `${what}${short(lane.label, 70)}`), make("span", { class: "soft", title: lane.members }, `${lane.size} ${lane.size === 1 ? "member" : "members"}: ${short(bare(lane.members), 40)}`));
+    const summary = make("summary", null, make("h3", { title: lane.label }, `${what}${short(lane.label, 70)}`), make("span", { class: "soft", title: lane.members }, membersOf(lane)));
     if (lane.importance === "blamed") summary.append(make("span", { class: "tag blamed" }, "◆ stuck here"));
     else if (lane.importance === "touched" || lane.importance === "pending") summary.append(make("span", { class: "tag wait" }, "ranks wait here"));
     card.append(summary);
@@ -337,13 +344,15 @@
     for (const importance of Object.keys(TITLES)) {
       const chosen = data.lanes.filter((lane) => lane.importance === importance);
       if (!chosen.length) continue;
-      part.append(make("h3", { class: "kind" }, `${TITLES[importance]} (${chosen.length})`));
+      const first = part.querySelector(".kind") === null;
+      const title = first ? TITLES[importance].replace("Other groups", "Groups") : TITLES[importance];
+      part.append(make("h3", { class: "kind" }, `${title} (${chosen.length})`));
       const kinds = Map.groupBy ? Map.groupBy(chosen, (lane) => lane.kind) : byKind(chosen);
       let open = importance === "idle" ? (data.blamed.length || data.waits.length ? 0 : 2) : LANES;
       for (const lanes of kinds.values()) {
         const box = make("div");
         part.append(box);
-        addAll(lanes, 3, `groups like it (${lanes[0].kind})`, (lane) => box.append(laneCard(lane, open-- > 0)), (button) => box.append(button));
+        addAll(lanes, 3, `groups of this kind (${short(lanes[0].kind, 40)})`, (lane) => box.append(laneCard(lane, open-- > 0)), (button) => box.append(button));
       }
     }
     return part;
@@ -363,8 +372,9 @@
     addAll(data.waits, 10, "lines", (wait) => {
       const where = make("span", null, `in ${wait.operation} of ${short(wait.group, 60)}`);
       list.append(make("li", { title: wait.group },
-        make("span", { class: "node", title: wait.ranks }, short(wait.ranks, 60)),
+        make("span", { class: "node", title: wait.ranks }, short(wait.ranks, 48)),
         make("span", { class: "arrow" }, where, make("i")),
+        wait.each_other ? make("span", { class: "node" }, "each other") : null,
         wait.blamed ? make("span", { class: "node blamed", title: wait.blamed }, `◆ ${short(wait.blamed, 60)}`) : null,
         wait.others ? make("span", { class: "node", title: wait.others }, short(wait.others, 40)) : null));
     }, (button) => part.append(button));

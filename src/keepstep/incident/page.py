@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from string import Template
@@ -25,7 +26,7 @@ from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.history import Signature, signature
 from keepstep.diagnosis.recorders import one_each
 from keepstep.diagnosis.stacks import LIBRARY
-from keepstep.diagnosis.verdict import Outcome, Verdict
+from keepstep.diagnosis.verdict import Outcome, Verdict, Victim
 from keepstep.diagnosis.waits import find_waits
 from keepstep.incident.answer import ranks_text
 from keepstep.incident.gather import Gathered
@@ -40,6 +41,9 @@ TITLES = {
     Outcome.SLOW: "Slow, not hung",
     Outcome.UNKNOWN: "Unknown",
 }
+
+LONGEST = 300  # characters of a list of ranks or of a group's label in a line about waiting
+_OTHERS = re.compile(r"ranks? [\d, toand]+ waits? for (?:it|them)\b")  # a clause of a headline
 
 
 def to_page(gathered: Gathered, verdict: Verdict, source: str) -> str:
@@ -152,7 +156,10 @@ def _headline(text: str) -> str:
     """Return the headline as a sentence, each clause on a line of its own."""
     clauses = f"{text[:1].upper()}{text[1:]}.".split("; ")
     lines = [f"{clause}; " for clause in clauses[:-1]] + clauses[-1:]
-    return "".join(f"<span>{escape(line)}</span>" for line in lines)
+    return "".join(
+        f'<span class="{"others" if _OTHERS.match(line) else "what"}">{escape(line)}</span>'
+        for line in lines
+    )
 
 
 def _confidence(verdict: Verdict) -> str:
@@ -180,25 +187,54 @@ def _json(data: dict[str, Any]) -> str:
 
 def _waits(verdict: Verdict) -> list[dict[str, Any]]:
     """Return who waits for whom, those first who wait for a rank that is to blame."""
-    folded: dict[tuple[tuple[int, ...], str, str], list[int]] = defaultdict(list)
-    for victim in verdict.victims:
-        folded[victim.waits_for, victim.operation, victim.group].append(victim.rank)
     guilty = set(verdict.ranks)
-    rows: list[tuple[bool, int, dict[str, Any]]] = [
-        (
-            not guilty & set(needed),
-            -len(waiting),
-            {
-                "ranks": ranks_text(waiting),
-                "blamed": ranks_text(guilty & set(needed)) if guilty & set(needed) else "",
-                "others": ranks_text(set(needed) - guilty) if set(needed) - guilty else "",
-                "operation": operation,
-                "group": group,
-            },
-        )
-        for (needed, operation, group), waiting in folded.items()
+    lines = [
+        {
+            "ranks": _many(waiting),
+            "each_other": each_other,
+            "blamed": _many(guilty & needed),
+            "others": _many(needed - guilty),
+            "operation": operation,
+            "group": _short(group),
+        }
+        for waiting, needed, each_other, operation, group in _folded(verdict.victims)
     ]
-    return [row for _, _, row in sorted(rows, key=lambda item: item[:2])]
+    return sorted(lines, key=lambda line: not line["blamed"])
+
+
+Wait = tuple[list[int], set[int], bool, str, str]
+
+
+def _folded(victims: Iterable[Victim]) -> list[Wait]:
+    """Return who waits, for which others, and whether for each other; the largest first."""
+    circles: dict[tuple[frozenset[int], str, str], list[int]] = defaultdict(list)
+    for victim in victims:
+        everyone = frozenset((*victim.waits_for, victim.rank))
+        circles[everyone, victim.operation, victim.group].append(victim.rank)
+    found: list[Wait] = []
+    alike: dict[tuple[frozenset[int], str, str], list[int]] = defaultdict(list)
+    for (everyone, operation, group), ranks in circles.items():
+        needed = everyone.difference(ranks)
+        if len(ranks) > 1:
+            found.append((ranks, set(needed), True, operation, group))
+        else:
+            alike[needed, operation, group] += ranks
+    for (needed, operation, group), ranks in alike.items():
+        found.append((ranks, set(needed), False, operation, group))
+    return sorted(found, key=lambda wait: (-len(wait[0]), wait[0]))
+
+
+def _many(ranks: Collection[int]) -> str:
+    """Return ranks as text, not all of them where that would be long; "" for none."""
+    if not ranks:
+        return ""
+    text = ranks_text(ranks)
+    short = _short(text)
+    return short if short == text else f"{short} ({len(ranks)} ranks)"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _calls(calls: Iterable[Call], stacks: _Stacks) -> list[dict[str, Any]]:

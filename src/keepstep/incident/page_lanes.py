@@ -156,8 +156,9 @@ def draw(
     drawn.sort(
         key=lambda lane: (
             order.index(lane.importance),
-            f"group {lane.label} " not in f"{verdict.headline} ".replace(";", " "),
-            lane.label,
+            not any(f"group {lane.label}{end}" in f"{verdict.headline} " for end in " ,;)"),
+            lane.kind,
+            lane.members,
         )
     )
     return Picture(tuple(drawn), tuple(drawing.calls.numbers))

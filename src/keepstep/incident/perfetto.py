@@ -24,7 +24,7 @@ from keepstep.incident.ranks import last_events, missing_reasons
 from keepstep.recorder.meaning import Progress, progress
 from keepstep.recorder.model import Entry
 
-SLICES = 400_000  # of a whole trace; viewers become slow beyond
+SLICES = 200_000  # of a whole trace; viewers become slow beyond
 FEWEST = 20  # newest operations of a rank that are kept even so
 ARROWS = 20_000
 MICROSECOND = 1000  # nanoseconds; the unit of times in the format
