@@ -74,7 +74,7 @@ class Builder:
         entries = list(map(object.__new__, repeat(Entry, len(numbers["record"]))))
         for name, column in columns.items():
             deque(map(getattr(Entry, name).__set__, entries, column), maxlen=0)
-        if any(a > b for a, b in zip(numbers["record"], numbers["record"][1:], strict=False)):
+        if numbers["record"] != sorted(numbers["record"]):
             entries.sort(key=lambda entry: entry.record)
         return tuple(entries)
 

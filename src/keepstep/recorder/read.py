@@ -230,7 +230,7 @@ class _Attribution:
                 by_backend[claim.dump.backend].append(claim)
             speaking = [claim for claim in same_rank if claim.dump.entries or claim.dump.status]
             for claims in by_backend.values():
-                best = max(claims, key=_worth)
+                best = max(claims, key=_worth) if len(claims) > 1 else claims[0]
                 if best not in speaking and speaking:
                     self._drop(best, speaking[0])
                 else:

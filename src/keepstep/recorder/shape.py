@@ -451,11 +451,8 @@ def _operation_keys(cells: _Cells) -> list[tuple[Any, ...]]:
 
 
 def _size_keys(cells: _Cells, key: str) -> list[tuple[Any, ...]]:
-    values = _lists(cells, key)
     try:
-        if sum(map(len, chain.from_iterable(values))) > limits.VALUES:
-            raise RefusedError("too-large", f"{key}: more than {limits.VALUES} dimensions")
-        return [tuple(map(tuple, shapes)) for shapes in values]
+        return [tuple(map(tuple, shapes)) for shapes in _lists(cells, key)]
     except TypeError:
         raise _malformed(f"{key}: shapes (lists of numbers) were wanted") from None
 
