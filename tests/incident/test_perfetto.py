@@ -127,6 +127,18 @@ def test_a_large_trace_keeps_the_newest_operations(monkeypatch: pytest.MonkeyPat
     assert trace["metadata"]["operations left out"] == 8 * 90 - 1 - 8 * 40
 
 
+def test_what_a_rank_waits_in_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto, "SLICES", 8 * 40)
+    dumps = big_job(8, 90, stalled=-1, pending=60)
+    trace = trace_of(Gathered(attempt="", evidence=Evidence(dumps=dumps), arrivals=()))
+    records = [
+        event["args"]["record"]
+        for event in trace["traceEvents"]
+        if event["ph"] in "XB" and event["pid"] == 1 and event["tid"] != perfetto.WAITED_FOR
+    ]
+    assert records[:4] == [10**6 + at for at in (30, 31, 32, 50)]
+
+
 def test_the_command_writes_it(checkout: Path, tmp_path: Path) -> None:
     folder = checkout / "tests" / "data" / "recorder" / "h200-4rank-nccl2-dead"
     target = tmp_path / "trace.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from keepstep._version import __version__
 from keepstep.diagnosis import words
-from keepstep.diagnosis.frontier import Frontier, find_frontier
+from keepstep.diagnosis.frontier import Frontier, Standing, find_frontier
 from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.recorders import one_each
 from keepstep.diagnosis.stacks import call_site
@@ -27,6 +27,7 @@ from keepstep.recorder.model import Entry
 SLICES = 200_000  # of a whole trace; viewers become slow beyond
 FEWEST = 20  # newest operations of a rank that are kept even so
 ARROWS = 20_000
+LONGEST = 200  # characters of a name
 MICROSECOND = 1000  # nanoseconds; the unit of times in the format
 WAITED_FOR, GROUPS = 1, 2  # tracks: on which others wait for a rank, and of the first group
 TIMES = (
@@ -72,9 +73,13 @@ class _Drawing:
     def __init__(self, frontier: Frontier, last_event_ns: dict[int, int]) -> None:
         self._frontier = frontier
         self._last = last_event_ns
+        self._sites: dict[int, str] = {}
         ranks = max(1, len(frontier.dumps))
         most = max(FEWEST, SLICES // ranks)
-        self._entries = {rank: dump.entries[-most:] for rank, dump in frontier.dumps.items()}
+        self._entries = {
+            rank: _newest(dump.entries, frontier.standings[rank], most)
+            for rank, dump in frontier.dumps.items()
+        }
         whole = sum(len(dump.entries) for dump in frontier.dumps.values())
         self.left_out = whole - sum(map(len, self._entries.values()))
         self._span = max(
@@ -108,7 +113,7 @@ class _Drawing:
         yield _about(rank, "thread_name", tid=WAITED_FOR, name="others wait for it")
         for group in sorted(set(self._frontier.roster.of.get(rank, {}).values())):
             label = self._frontier.roster.groups[group].label
-            yield _about(rank, "thread_name", tid=group + GROUPS, name=label)
+            yield _about(rank, "thread_name", tid=group + GROUPS, name=_short(label))
 
     def _rank(self, rank: int) -> Iterator[Event]:
         """Return the slices of one rank. Those of a track never overlap, as viewers want it."""
@@ -124,7 +129,7 @@ class _Drawing:
             begin = self._at(rank, entry.started_ns or entry.created_ns)
             begin = max(begin, free.get(group, 0))
             name = _name(entry)
-            args = _arguments(entry, state)
+            args = self._arguments(entry, state)
             if pending:
                 yield self._open(rank, group + GROUPS, f"{name} (pending)", begin, args)
                 continue
@@ -142,6 +147,19 @@ class _Drawing:
                 "cat": entry.operation.name,
                 "args": args,
             }
+
+    def _arguments(self, entry: Entry, state: Progress) -> Event:
+        args: Event = {"state": str(state), "record": entry.record}
+        if tensors := words.tensors(entry.operation):
+            args["tensors"] = tensors
+        stack = id(entry.stack)  # shared by entries; comparing frames would take long
+        if stack not in self._sites:
+            self._sites[stack] = call_site(entry.stack)
+        if site := self._sites[stack]:
+            args["called at"] = site
+        if entry.completed_ns is None and state in (Progress.FINISHED, Progress.ENDED):
+            args["completed"] = "time not recorded"
+        return args
 
     def _at(self, rank: int, time_ns: int | None) -> int:
         return 0 if time_ns is None else max(0, self._span - (self._last[rank] - time_ns))
@@ -164,8 +182,9 @@ class _Drawing:
         for step, meeting in waits.meetings.items():
             needed = meeting.lacking(Lack.ABSENT, Lack.SILENT, Lack.BUSY, Lack.PERHAPS)
             waiting = [rank for rank in sorted(meeting.waiting) if rank not in meeting.lacks]
+            awaited = self._awaited(step, meeting) if needed else {}
             for lacking in needed:
-                yield self._waited_for(lacking, step, meeting)
+                yield {**awaited, "pid": lacking + 1}
                 for rank in waiting:
                     if number == ARROWS:
                         return
@@ -174,7 +193,8 @@ class _Drawing:
                     yield {"ph": "s", "pid": rank + 1, "tid": step.group + GROUPS, **arrow}
                     yield {"ph": "f", "bp": "e", "pid": lacking + 1, "tid": WAITED_FOR, **arrow}
 
-    def _waited_for(self, rank: int, step: Step, meeting: Meeting) -> Event:
+    def _awaited(self, step: Step, meeting: Meeting) -> Event:
+        """Return the slice of a rank that others wait for in ``step``."""
         entries = [entry for entry in meeting.waiting.values() if entry is not None]
         what = _name(entries[0]) if entries else f"operation {step.sequence}"
         group = self._frontier.roster.groups[step.group].label
@@ -183,29 +203,26 @@ class _Drawing:
             for waiting, entry in meeting.waiting.items()
             if entry is not None
         ]
-        args = {
-            "ranks that wait": words.rank_list(meeting.waiting),
-            "group": group,
-            "why": str(meeting.lacks[rank]),
-        }
         name = f"{what} of {group}: awaited by {words.ranks(meeting.waiting)}"
-        return self._open(rank, WAITED_FOR, name, min(begins, default=0), args)
+        return self._open(-1, WAITED_FOR, _short(name), min(begins, default=0), {})
+
+
+def _newest(entries: tuple[Entry, ...], standing: Standing, most: int) -> tuple[Entry, ...]:
+    """Return the newest entries of a rank, and older ones that it waits in."""
+    newest = entries[-most:]
+    held: list[Entry | None] = [position.pending for position in standing.positions.values()]
+    held += [transfers.pending for transfers in standing.transfers.values()]
+    older = [e for e in held if e is not None and newest and e.record < newest[0].record]
+    return (*sorted(older, key=lambda entry: entry.record), *newest)
 
 
 def _about(rank: int, kind: str, *, tid: int = 0, **args: object) -> Event:
     return {"ph": "M", "pid": rank + 1, "tid": tid, "name": kind, "args": args}
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
 def _name(entry: Entry) -> str:
     return f"{entry.operation.name} {entry.sequence}"
-
-
-def _arguments(entry: Entry, state: Progress) -> Event:
-    args: Event = {"state": str(state), "record": entry.record}
-    if tensors := words.tensors(entry.operation):
-        args["tensors"] = tensors
-    if site := call_site(entry.stack):
-        args["called at"] = site
-    if entry.completed_ns is None and state in (Progress.FINISHED, Progress.ENDED):
-        args["completed"] = "time not recorded"
-    return args
