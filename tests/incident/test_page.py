@@ -15,7 +15,7 @@ from keepstep.cli.main import execute
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.incident.gather import Arrival, Gathered, gather
-from keepstep.incident.manifest import DUMP
+from keepstep.incident.manifest import DUMP, Manifest
 from keepstep.incident.page import to_data, to_page
 from keepstep.incident.write import write_whole
 from keepstep.recorder.model import Backend, Dump, Entry, Frame, Group, GroupName, RankDump, State
@@ -162,6 +162,30 @@ def test_long_lists_of_ranks_are_cut_in_lines_about_waiting() -> None:
     waits = data_of(Evidence(dumps=dumps))["waits"]
     assert len(waits) == 8
     assert waits[0]["ranks"].endswith("… (250 ranks)")
+
+
+def test_an_incident_of_a_run_says_which_one_it_is(checkout: Path) -> None:
+    gathered = recorded(checkout, "h200-4rank-nccl2-dead")
+    manifest = Manifest(
+        incident="0007",
+        agent="a",
+        host="node3",
+        written=1.0,
+        generation=3,
+        step=40,
+        backend="nccl2",
+        faults=(),
+        members=(),
+        outcome="generation 4 at step 40",
+    )
+    page = to_page(
+        replace(gathered, manifests=(manifest,)), diagnose(gathered.evidence), "a folder"
+    )
+    head = re.search(r'class="facts">(.*)</p>', page)
+    assert head is not None
+    assert head[1] == (
+        "3 dumps · nccl2 · incident 0007 · generation 3, step 40 · outcome: generation 4 at step 40"
+    )
 
 
 def test_evidence_without_a_dump_makes_a_page() -> None:

@@ -120,6 +120,8 @@ def test_keys_are_enough(page: Page, dead: Gathered, tmp_path: Path) -> None:
     assert page.run("document.activeElement.innerText") == "✓ done"
     page.press("Enter")
     assert "all_reduce 5 of default_pg" in text(page, "#detail")
+    page.press("Enter")
+    assert page.run("document.activeElement.id") == "detail"
     page.press("Escape")
     assert page.run("document.getElementById('detail').hidden") is True
     assert page.run("document.activeElement.innerText") == "✓ done"
@@ -175,6 +177,14 @@ def test_hostile_names_are_text(page: Page, tmp_path: Path) -> None:
     assert page.run("document.querySelectorAll('img, iframe, script').length") == 2
     page.run("document.querySelector('.cell.w').click()")
     assert "alert('x')" in text(page, "#detail")
+
+
+def test_without_a_browser_it_is_said_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="as root: apt-get install chromium-headless-shell"):
+        find_or_install()
 
 
 def test_2000_ranks_open_at_once_and_unfold(page: Page, tmp_path: Path) -> None:

@@ -75,11 +75,12 @@
   let opener = null;
 
   function openDetail(from, title, ...content) {
+    if (opener === from && !detail.hidden) return detail.focus(); // selected again: go into it
     if (opener) opener.removeAttribute("aria-pressed");
     opener = from;
     opener.setAttribute("aria-pressed", "true");
     const close = make("button", { class: "close", type: "button", onclick: closeDetail }, "close (Esc)");
-    detail.replaceChildren(close, make("h3", { tabindex: "-1" }, title), ...content);
+    detail.replaceChildren(close, make("h3", null, title), ...content);
     detail.hidden = false;
     document.body.classList.add("detailed");
     detail.scrollTop = 0;
@@ -333,7 +334,7 @@
   function drawLanes() {
     if (!data.lanes.length) return null;
     const part = make("section", { class: "part", id: "groups" }, make("h2", null, "Operations of each group"));
-    part.append(make("p", null, "A row for ranks that look alike, a column for each operation. The thick line is the frontier: what lies to its left is finished. Select a cell for its call and stack, a rank for its process; arrow keys move."));
+    part.append(make("p", null, "A row for ranks that look alike, a column for each operation. The thick line is the frontier: what lies to its left is finished. Select a cell for its call and stack, a rank for its process. Arrow keys move, Enter selects, Enter again goes into the details, Esc closes them."));
     const legend = make("div", { class: "legend" });
     for (const mark of "dwqrgeun") {
       if (data.lanes.some((lane) => lane.rows.some((row) => row.marks && row.marks.includes(mark)))) {

@@ -148,7 +148,7 @@ def _facts(gathered: Gathered) -> list[str]:
         first = gathered.manifests[0]
         facts.append(f"incident {first.incident}")
         facts.append(f"generation {first.generation}, step {first.step}")
-        facts.append(f"ended in {first.outcome}")
+        facts += [f"outcome: {first.outcome}"] if first.outcome else []
     return facts
 
 
