@@ -140,12 +140,14 @@ class _Incident:
         """The dumps beside a manifest that cannot be used still tell something."""
         text = f"{why}; what lies beside it is used without it"
         self.findings.append(Finding("manifest", str(folder / NAME), text))
-        reading = _read_inside(folder)
-        self.findings += [each for each in reading.findings if each.severity is not Severity.NOTE]
-        for dump in reading.dumps:
-            if dump.rank is not None:
-                self.dumps.append(dataclasses.replace(dump, attempt=""))
-                self.arrivals.append(Arrival(dump.rank, DUMP, str(dump.path), ""))
+        for each in _plain(folder):
+            self.dumps += [dataclasses.replace(d, attempt="") for d in each.evidence.dumps]
+            self.arrivals += [arrival for arrival in each.arrivals if arrival.file]
+            for found in each.evidence.findings:
+                if found.severity is not Severity.NOTE and Path(found.path).name != NAME:
+                    self.findings.append(found)
+            for rank, seen in each.evidence.observations.items():
+                self.observations.setdefault(rank, seen)
 
     def _take(
         self,
