@@ -111,6 +111,13 @@ def test_a_rank_behind_something_else_is_queued_not_waiting(checkout: Path) -> N
     assert {row["marks"] for row in lane(data, "default_pg")["rows"]} == {"dddddq"}
 
 
+def test_an_extra_collective_is_where_it_is_stuck(checkout: Path) -> None:
+    gathered = recorded(checkout, "h200-4rank-nccl-legacy-extra")
+    data = to_data(gathered, diagnose(gathered.evidence))
+    stuck = [each["label"] for each in data["lanes"] if each["importance"] == "blamed"]
+    assert stuck == ["default_pg"]
+
+
 def test_a_missing_dump_is_an_empty_row_with_its_reason(checkout: Path) -> None:
     gathered = recorded(checkout, "h200-4rank-nccl2-dead")
     data = to_data(gathered, diagnose(gathered.evidence))

@@ -348,7 +348,7 @@
       const first = part.querySelector(".kind") === null;
       const title = first ? TITLES[importance].replace("Other groups", "Groups") : TITLES[importance];
       part.append(make("h3", { class: "kind" }, `${title} (${chosen.length})`));
-      const kinds = Map.groupBy ? Map.groupBy(chosen, (lane) => lane.kind) : byKind(chosen);
+      const kinds = byKind(chosen);
       let open = importance === "idle" ? (data.blamed.length || data.waits.length ? 0 : 2) : LANES;
       for (const lanes of kinds.values()) {
         const box = make("div");
@@ -360,7 +360,10 @@
   }
   function byKind(lanes) {
     const kinds = new Map();
-    for (const lane of lanes) kinds.set(lane.kind, [...(kinds.get(lane.kind) || []), lane]);
+    for (const lane of lanes) {
+      if (!kinds.has(lane.kind)) kinds.set(lane.kind, []);
+      kinds.get(lane.kind).push(lane);
+    }
     return kinds;
   }
 

@@ -45,8 +45,8 @@ class Mark(StrEnum):
 class Importance(StrEnum):
     """Why a group is shown where it is; listed from the first to the last on a page."""
 
-    BLAMED = "blamed"  # others wait in it for a rank that is to blame
-    TOUCHED = "touched"  # a rank to blame waits in it
+    BLAMED = "blamed"  # a rank to blame did not come to it, or came and is held by nothing else
+    TOUCHED = "touched"  # a rank to blame is behind in it because of something else
     PENDING = "pending"  # somebody waits in it
     IDLE = "idle"
 
@@ -309,7 +309,7 @@ class _Drawing:
             meeting = self.waits.meetings[step]
             named = [lack for rank, lack in meeting.lacks.items() if rank in self.blamed]
             inside = self.blamed & set(meeting.waiting)
-            if any(lack is not Lack.BUSY for lack in named) or (inside and not meeting.lacks):
+            if inside - set(meeting.lacks) or any(lack is not Lack.BUSY for lack in named):
                 return Importance.BLAMED
             if inside or named:
                 found = Importance.TOUCHED
