@@ -25,6 +25,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     # What follows the script belongs to the script, also when it looks like an option.
     "run": {"allow_interspersed_args": False},
     "explain": {},
+    "check-recorder": {},
     "checkpoint": {},
 }
 
@@ -57,7 +58,8 @@ def _on_demand(prefix: str, commands: dict[str, dict[str, Any]]) -> type[TyperGr
 
 
 def _load(prefix: str, name: str, settings: dict[str, Any]) -> TyperCommand:
-    function = getattr(importlib.import_module(f"{prefix}{name}"), name)
+    python_name = name.replace("-", "_")
+    function = getattr(importlib.import_module(f"{prefix}{python_name}"), python_name)
     single = _plain_app()
     single.command(name=name, context_settings=settings)(function)
     command = typer.main.get_command(single)
