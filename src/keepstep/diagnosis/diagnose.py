@@ -53,7 +53,7 @@ def diagnose(evidence: Evidence) -> Verdict:
     verdict = judge(case)
     verdict = replace(
         verdict,
-        evidence=(*verdict.evidence, *notes, *frontier.notes, *_about_files(case)),
+        evidence=(*verdict.evidence, *notes, *frontier.notes, *_about_files(case, verdict)),
         beliefs=list_beliefs(case),
         victims=list_victims(case, frozenset(verdict.ranks)),
     )
@@ -208,15 +208,17 @@ def _too_short_a_timeout(case: Case, blames: list[Blame], verdict: Verdict) -> V
     )
 
 
-def _about_files(case: Case) -> list[str]:
-    """What the absence of dumps means."""
+def _about_files(case: Case, verdict: Verdict) -> list[str]:
+    """What the absence of dumps means, as far as the verdict does not say so."""
     silent = sorted(case.frontier.everyone - set(case.frontier.dumps))
     broken = [f for f in case.evidence.findings if f.severity is Severity.ERROR]
     unread = [f"{f.path} could not be used: {f.text}" for f in broken]
     if not silent:
         return unread
     needed = {r for m in case.waits.meetings.values() for r in m.lacking(Lack.SILENT)}
-    lines = [*unread, f"No dump of {words.ranks(silent)}."]
+    told = [rank for rank in silent if f"Rank {rank} left no dump" in " ".join(verdict.evidence)]
+    untold = [rank for rank in silent if rank not in told]
+    lines = [*unread, *([f"No dump of {words.ranks(untold)}."] if untold else [])]
     backends = {standing.backend for standing in case.frontier.standings.values()}
     if needed and any(backend.startswith("nccl2") for backend in backends):
         lines.append(
