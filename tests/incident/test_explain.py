@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,26 @@ def test_an_incident_knows_why(tmp_path: Path, capsys: Capture) -> None:
         "  - rank 3 (lost-with-container): no manifest here says what became of it; add the "
         "folders of the other hosts",
     ]
+
+
+def test_what_happened_to_a_dump_that_was_in_an_incident(tmp_path: Path, capsys: Capture) -> None:
+    part = incident(tmp_path)
+    (part / "recorder_rank_0").unlink()
+    with open(part / "recorder_rank_1", "ab") as file:
+        file.write(b"\0")
+    _, verdict, reasons = delivered(capsys, tmp_path, "--expect", "4")
+    assert verdict == "incomplete"
+    assert reasons == {0: "lost-with-container", 1: "overwritten", 2: "not-reached"}
+
+
+def test_without_room_for_copies_the_machine_is_to_blame(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+    code, out, err = run(capsys, tmp_path)
+    assert (code, out) == (ExitCode.INFRASTRUCTURE, "")
+    assert "set TMPDIR to a folder with free space" in err
 
 
 def test_files_that_cannot_be_used_are_no_delivery(tmp_path: Path, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,10 +53,10 @@ def explain(
     """Read recorder dumps of any PyTorch and say which rank to blame, why, and what to do next."""
     if expect is not None and not 1 <= expect <= MOST_RANKS:
         _refuse(f"--expect {expect}: wanted the number of ranks of the job, 1 to {MOST_RANKS}")
+    if not os.path.exists(path):
+        _refuse(f"{path}: nothing is there; wanted a folder, an archive or a file with dumps")
     try:
         attempts = gather(path)
-    except FileNotFoundError:
-        _refuse(f"{path}: nothing is there; wanted a folder, an archive or a file with dumps")
     except OSError as error:
         sys.stderr.write(f"keepstep explain: {error}; set TMPDIR to a folder with free space\n")
         return ExitCode.INFRASTRUCTURE

@@ -13,6 +13,7 @@ from typing import Any
 from keepstep.incident.answer import printable, ranks_text
 from keepstep.incident.gather import Gathered
 from keepstep.incident.manifest import DUMP
+from keepstep.incident.regular import NOT_READABLE, NOT_THERE
 from keepstep.recorder import arrival, place
 from keepstep.recorder.delivery import Arrived, Delivery, Due, Item, Reason, Verdict, check_delivery
 from keepstep.recorder.meaning import MEANINGS
@@ -39,7 +40,7 @@ def check(gathered: Gathered, expect: int, *, observe: Observe = _twice) -> Deli
     dumps = gathered.evidence.dumps
     backend = _backend(dumps)
     by_rank = {each.rank: each for each in reversed(dumps) if each.rank is not None}
-    refused, reasons = _refused(gathered), _reasons(gathered)
+    refused, reasons, named = _refused(gathered), _reasons(gathered), _named(gathered)
     due = []
     for rank in range(expect):
         if rank in by_rank:
@@ -49,7 +50,7 @@ def check(gathered: Gathered, expect: int, *, observe: Observe = _twice) -> Deli
             path = refused.get(rank) or _expected_path(dumps, rank)
             excuse = None
             if gathered.manifests:
-                excuse = Reason.NOT_REACHED if rank in reasons else Reason.LOST
+                excuse = _excuse(reasons[rank], rank in named) if rank in reasons else Reason.LOST
             due.append(Due(rank=rank, path=path, backend=backend, excuse=excuse))
     arrived = _arrived(gathered, [each.path for each in due], observe)
     return check_delivery(due, arrived, started_s=_started(dumps) - SKEW_S)
@@ -79,6 +80,20 @@ def _reasons(gathered: Gathered) -> dict[int, str]:
     """Return what the manifests of an incident know about the dumps that are missing."""
     missing = [each for each in gathered.arrivals if each.kind == DUMP and not each.file]
     return {each.rank: each.reason for each in missing} if gathered.manifests else {}
+
+
+def _named(gathered: Gathered) -> frozenset[int]:
+    """Return the ranks of which a manifest names a dump: it was there once."""
+    members = [facts for manifest in gathered.manifests for facts in manifest.members]
+    return frozenset(m.rank for m in members for a in m.artifacts if a.kind == DUMP and a.file)
+
+
+def _excuse(reason: str, was_there: bool) -> Reason:
+    if not was_there:
+        return Reason.NOT_REACHED
+    if reason == NOT_THERE:
+        return Reason.LOST
+    return Reason.UNREADABLE if reason.startswith(NOT_READABLE) else Reason.OVERWRITTEN
 
 
 def _arrived(gathered: Gathered, due: list[str], observe: Observe) -> dict[str, Arrived]:

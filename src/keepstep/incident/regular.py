@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+NOT_THERE, NOT_READABLE = "it is not there any more", "not readable"
+
 
 class NotReadError(Exception):
     """Why a file was not read, in words."""
@@ -24,7 +26,9 @@ def read(path: Path, most: int) -> bytes:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotReadError("a link, which is not followed") from None
-        raise NotReadError(f"not readable: {error.strerror}") from None
+        if error.errno == errno.ENOENT:
+            raise NotReadError(NOT_THERE) from None
+        raise NotReadError(f"{NOT_READABLE}: {error.strerror}") from None
     except ValueError as error:  # a name with a zero byte or half a surrogate pair
         raise NotReadError(f"no name of a file: {error}") from None
     try:
@@ -36,6 +40,6 @@ def read(path: Path, most: int) -> bytes:
         with open(number, "rb", closefd=False) as file:
             return file.read(most)
     except OSError as error:
-        raise NotReadError(f"not readable: {error.strerror}") from None
+        raise NotReadError(f"{NOT_READABLE}: {error.strerror}") from None
     finally:
         os.close(number)
