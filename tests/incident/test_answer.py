@@ -126,6 +126,17 @@ def test_the_text_for_a_person() -> None:
     )
 
 
+def test_files_of_which_the_same_was_found_share_a_line() -> None:
+    found = tuple(Finding("x", f"/x/rank_{rank}", "it ends") for rank in range(512))
+    evidence = Evidence(findings=(*found, Finding("x", "/x/other", "it is odd")))
+    gathered = Gathered(attempt="", evidence=evidence, arrivals=())
+    text = to_text(gathered, Verdict(outcome=Outcome.HEALTHY))
+    assert text.splitlines()[-2:] == [
+        "  - /x/rank_0 and 511 more: it ends",
+        "  - /x/other: it is odd",
+    ]
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [([3], "rank 3"), ([1, 0, 1, 2], "ranks 0-2"), ([0, 2, 3, 7], "ranks 0, 2-3, 7")],

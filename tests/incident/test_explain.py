@@ -216,6 +216,15 @@ def test_files_that_cannot_be_used_are_no_delivery(tmp_path: Path, capsys: Captu
     assert reasons == {1: "truncated", 2: "truncated", 3: "wrong-recorder"}
 
 
+def test_a_long_list_of_reasons_is_cut_for_people(tmp_path: Path, capsys: Capture) -> None:
+    tree = Path(shutil.copytree(HEALTHY, tmp_path / "tree"))
+    for rank in range(4, 40):
+        (tree / f"{NAME}{rank}").write_bytes(b"")
+    _, out, _ = run(capsys, tree, "--expect", "40")
+    assert out.splitlines()[-1] == "  - and 16 more; --json has all"
+    assert len(delivered(capsys, tree, "--expect", "40")[2]) == 36
+
+
 def test_a_dump_of_an_earlier_attempt_is_stale(tmp_path: Path, capsys: Capture) -> None:
     hour = 3600 * 10**9
     for rank in range(3):

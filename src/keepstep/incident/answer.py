@@ -8,6 +8,7 @@ from typing import Any
 
 from keepstep.diagnosis.verdict import Belief, Outcome, Verdict
 from keepstep.incident.gather import Arrival, Gathered
+from keepstep.recorder.model import Finding
 
 _WORDS = {
     Outcome.CULPRIT: "CULPRIT",
@@ -75,7 +76,7 @@ def to_text(gathered: Gathered, verdict: Verdict) -> str:
     lines += _section("next", verdict.next_steps)
     lines += _beliefs(verdict.beliefs)
     lines += _section("not there", _missing(gathered.arrivals))
-    lines += _section("files", [f"{f.path}: {f.text}" for f in gathered.evidence.findings])
+    lines += _section("files", _files(gathered.evidence.findings))
     return "\n".join(lines) + "\n"
 
 
@@ -89,6 +90,17 @@ def printable(text: str) -> str:
 def _section(title: str, sentences: Iterable[str]) -> list[str]:
     listed = [f"  - {printable(sentence)}" for sentence in sentences]
     return ["", f"{title}:", *listed] if listed else []
+
+
+def _files(findings: Iterable[Finding]) -> list[str]:
+    """Return what was found about files; files of which the same was found share a line."""
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for finding in findings:
+        by_text[finding.text].append(finding.path)
+    return [
+        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: {text}"
+        for text, paths in by_text.items()
+    ]
 
 
 def _missing(arrivals: Sequence[Arrival]) -> list[str]:

@@ -21,7 +21,7 @@ from keepstep.recorder.model import Backend, Dump, RankDump, Severity
 
 SKEW_S = 60.0  # by which the clocks of hosts may differ
 APART_S = 0.5  # seconds between two looks at a file: one that changes is still being written
-_LISTED = 10  # unexpected files that are printed
+_LISTED = 20  # reasons, and unexpected files, that are printed; JSON has all
 _NOTHING = (Reason.NEVER_ATTEMPTED, Reason.NOT_REACHED)
 
 Observe = Callable[[Iterable[str]], Mapping[str, Arrived]]
@@ -166,13 +166,17 @@ def to_text(gathered: Gathered, delivery: Delivery) -> str:
     ranks = defaultdict(list)
     for item in delivery.missing:
         ranks[item.reason, _why(item, known)].append(item.due.rank)
-    lines += [
-        f"  - {ranks_text(those)} ({reason}): {why}" for (reason, why), those in ranks.items()
-    ]
-    lines += [f"  - not expected: {path}" for path in delivery.unexpected[:_LISTED]]
-    more = len(delivery.unexpected) - _LISTED
-    lines += [f"  - not expected: {more} more files"] if more > 0 else []
+    listed = [f"{ranks_text(those)} ({reason}): {why}" for (reason, why), those in ranks.items()]
+    lines += _some(listed)
+    lines += _some([f"not expected: {path}" for path in delivery.unexpected])
     return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _some(listed: list[str]) -> list[str]:
+    more = len(listed) - _LISTED
+    return [f"  - {line}" for line in listed[:_LISTED]] + (
+        [f"  - and {more} more; --json has all"] if more > 0 else []
+    )
 
 
 def _why(item: Item, known: Mapping[int, str]) -> str:
