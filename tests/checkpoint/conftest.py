@@ -1,15 +1,36 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoint"
 
 Checkpoint = Callable[..., Path]
+
+
+class Saved(NamedTuple):
+    """What saves.py has done: checkpoints in a folder, and facts."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Save checkpoints with the PyTorch of this environment, in a process of its own."""
+    folder = tmp_path_factory.mktemp("saved")
+    script = Path(__file__).with_name("saves.py")
+    finished = subprocess.run([sys.executable, script, folder], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return Saved(folder, json.loads(finished.stdout))
 
 
 @pytest.fixture

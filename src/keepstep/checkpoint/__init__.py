@@ -1,4 +1,23 @@
 """The checkpoint boundary: which PyTorch can read a distributed checkpoint, and how to go back.
 
-Nothing here imports torch, and nothing that a checkpoint says is executed.
+Nothing that a checkpoint says is executed here, and torch is imported by two modules only:
+``probe``, which runs in the environment that is asked about, and ``writer_old``, the API of a
+training script. Its names are loaded when they are first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keepstep.checkpoint.writer_old import write_old_format, writer
+
+__all__ = ["write_old_format", "writer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name of the API when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'keepstep.checkpoint' has no attribute {name!r}")
+    return getattr(import_module("keepstep.checkpoint.writer_old"), name)

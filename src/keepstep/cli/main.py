@@ -29,12 +29,20 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "checkpoint": {},
 }
 
-# The commands of a group: `keepstep checkpoint readers` is the function `readers` in
-# `keepstep.cli.checkpoint_readers`.
+# The commands of a group: `keepstep checkpoint test-load` is the function `test_load` in
+# `keepstep.cli.checkpoint_test_load`.
 _GROUPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "checkpoint": (
         "Which PyTorch can read a checkpoint, and how to go back to an older one.",
-        {"inspect": {}, "readers": {}, "downgrade": {}, "verify": {}, "status": {}},
+        {
+            "inspect": {},
+            "readers": {},
+            "downgrade": {},
+            "verify": {},
+            "test-load": {},
+            "status": {},
+            "shim": {},
+        },
     ),
 }
 
