@@ -339,6 +339,7 @@ class Coordinator:
             "journal": str(folder / "journal.json"),
             "events": str(folder / "events.jsonl"),
             "store": "127.0.0.1:1",
+            "name": "job",
             "settings": asdict(settings),
             "injections": [],
         }

@@ -74,6 +74,7 @@ def test_messages_that_arrive_together_share_a_journal(
         journal=str(tmp_path / "journal"),
         events=None,
         store="store:1",
+        name="job",
         settings={},
         injections=[],
     )
