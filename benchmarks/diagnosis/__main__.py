@@ -10,13 +10,13 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.diagnosis.analysers import TOOLS, Tool
-from benchmarks.diagnosis.answers import mark
+from benchmarks.diagnosis.analysers import TOOLS, TORCHFRTRACE, Tool, warm_torchfrtrace
+from benchmarks.diagnosis.answers import Output, mark
 from benchmarks.diagnosis.cases import Case, all_cases
 from benchmarks.diagnosis.large import write_large
 from benchmarks.diagnosis.process import run
@@ -26,6 +26,8 @@ from tools.environment import ROOT
 
 DATA = ROOT / "tests" / "data" / "recorder"
 LIMIT = 900.0  # seconds a run
+Ask = Callable[[str, Path], Output]
+
 ENTRIES = 2000  # a rank; torch's default size of the ring buffer
 
 
@@ -53,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     tools = [TOOLS[name] for name in options.tools]
     if ACCURACY in options.parts:
-        for case in all_cases([DATA, *options.dumps]):
-            answer_case(results, case, tools)
+        with warm_torchfrtrace() as ask:
+            for case in all_cases([DATA, *options.dumps]):
+                answer_case(results, case, tools, ask)
     if SPEED in options.parts:
         for ranks in options.ranks:
             time_size(results, ranks, tools, options.repeat)
@@ -62,11 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def answer_case(results: Results, case: Case, tools: Sequence[Tool]) -> None:
+def answer_case(results: Results, case: Case, tools: Sequence[Tool], torchfrtrace: Ask) -> None:
     """Have each tool answer one case, in all orders of files that it depends on."""
     done = {(r["case"], r["tool"], r["order"]) for r in results.records if r["part"] == ACCURACY}
     wanted = [
-        (t, order) for t in tools for order in t.orders if (case.name, t.name, order) not in done
+        (tool, order)
+        for tool in tools
+        for order in tool.orders
+        if (case.name, tool.name, order) not in done
     ]
     if not wanted:
         return
@@ -74,9 +80,14 @@ def answer_case(results: Results, case: Case, tools: Sequence[Tool]) -> None:
     with tempfile.TemporaryDirectory(prefix="keepstep-diagnosis-") as folder:
         case.lay(Path(folder))
         for tool, order in wanted:
+            if tool.name == TORCHFRTRACE:
+                output: Output | None = torchfrtrace(order, Path(folder))
+            else:
+                output = run(tool.command(order, Path(folder)), tool.variables(), LIMIT).output
             head = {"part": ACCURACY, "case": case.name, "kind": case.kind, "truth": case.truth}
-            found = measure(tool, order, Path(folder), case.truth)
-            results.add({**head, "tool": tool.name, "order": order, **found})
+            results.add(
+                {**head, "tool": tool.name, "order": order, **judged(tool, output, case.truth)}
+            )
 
 
 def time_size(results: Results, ranks: int, tools: Sequence[Tool], repeat: int) -> None:
@@ -96,24 +107,26 @@ def time_size(results: Results, ranks: int, tools: Sequence[Tool], repeat: int) 
             load = round(os.getloadavg()[0], 2)
             say(f"{tool.name}: {ranks} ranks, run {number} (load {load})")
             head = {"part": SPEED, "ranks": ranks, "tool": tool.name, "number": number}
-            found = measure(tool, tool.orders[0], Path(folder), (stalled,))
-            results.add({**head, "load": load, **found})
+            made = run(tool.command(tool.orders[0], Path(folder)), tool.variables(), LIMIT)
+            used = {"wall": round(made.wall, 3), "cpu": round(made.cpu, 3)}
+            results.add(
+                {
+                    **head,
+                    "load": load,
+                    **used,
+                    "peak_bytes": made.peak_bytes,
+                    **judged(tool, made.output, (stalled,)),
+                }
+            )
 
 
-def measure(tool: Tool, order: str, folder: Path, truth: Sequence[int]) -> dict[str, Any]:
-    """Run a tool once; return what it used and what it answered."""
-    made = run(tool.command(order, folder), tool.variables(), LIMIT)
-    used = {
-        "wall": round(made.wall, 3),
-        "cpu": round(made.cpu, 3),
-        "peak_bytes": made.peak_bytes,
-        "timed_out": made.output is None,
-    }
-    if made.output is None:
-        return used
-    answer = tool.answer(made.output)
+def judged(tool: Tool, output: Output | None, truth: Sequence[int]) -> dict[str, Any]:
+    """Return what a tool answered, and its mark."""
+    if output is None:
+        return {"timed_out": True}
+    answer = tool.answer(output)
     return {
-        **used,
+        "timed_out": False,
         "readings": answer.readings,
         "undecided": answer.undecided,
         "error": answer.error,

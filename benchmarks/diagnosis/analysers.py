@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,3 +68,25 @@ TOOLS = {
         Tool(NVRX, ("",), _nvrx, answers.nvrx, needs_peers=True),
     )
 }
+
+
+@contextmanager
+def warm_torchfrtrace() -> Iterator[Callable[[str, Path], Output]]:
+    """Give a function that runs torchfrtrace on a folder in a process that has imported torch."""
+    process = subprocess.Popen(
+        [sys.executable, HERE / "run_torchfrtrace.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **TOOLS[TORCHFRTRACE].variables()},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, replies = process.stdin, process.stdout
+
+    def ask(order: str, folder: Path) -> Output:
+        print(json.dumps([order, str(folder)]), file=requests, flush=True)
+        return Output(**json.loads(replies.readline()))
+
+    with process:
+        yield ask
