@@ -34,7 +34,7 @@ where: ## print the environment's directory; bin/keepstep in it is the command
 	@$(PYTHON) tools/environment.py
 
 lock: ## lock the requirements again (newer versions: make lock UPGRADE=--upgrade)
-	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && for name in uv runtime dev; do \
+	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && for name in uv runtime dev stack-2.14; do \
 		"$$uv" pip compile $(LOCK_OPTIONS) $(UPGRADE) $$name.in --output-file $$name.txt >/dev/null || exit; \
 	done
 

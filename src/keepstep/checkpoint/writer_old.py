@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as ShardProperties
@@ -51,11 +52,9 @@ def writer(target: str | os.PathLike[str] | StorageWriter, **options: Any) -> St
     if isinstance(target, StorageWriter):
         if options:
             raise TypeError(f"the writer exists already: it cannot take {', '.join(options)}")
-        made = target
+        made: StorageWriter = target
     elif "://" in os.fspath(target):
-        from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter  # needs fsspec
-
-        made = FsspecWriter(target, **options)
+        made = _remote().FsspecWriter(target, **options)
     else:
         made = FileSystemWriter(target, **options)
     # On this one object: it keeps its class, which torch looks at, and can still be pickled, which
@@ -77,6 +76,15 @@ def write_old_format(on: bool = True) -> None:
     """
     global _everywhere
     _everywhere = on
+
+
+def _remote() -> Any:
+    """Return the module for addresses, which is private up to 2.14."""
+    home = "torch.distributed.checkpoint."
+    try:
+        return import_module(home + "fsspec_filesystem")
+    except ModuleNotFoundError:
+        return import_module(home + "_fsspec_filesystem")
 
 
 def _finish(made: StorageWriter, metadata: Metadata, results: list[list[WriteResult]]) -> None:
