@@ -174,7 +174,7 @@ def growth(records: Sequence[Record]) -> list[str]:
                 f"- {tool}, {ranks:,} ranks, calculated from the slope of CPU time and of memory "
                 f"between {sizes[-2]:,} and {sizes[-1]:,}, not measured: "
                 f"{calculated(records, tool, sizes, ranks, 'cpu'):.0f} s CPU, "
-                f"{calculated(records, tool, sizes, ranks, 'peak_bytes') / 1e9:.1f} GB"
+                f"{calculated(records, tool, sizes, ranks, 'peak_bytes') / 1e9:.2f} GB"
                 for ranks in (LARGE, LARGEST)
                 if ranks > sizes[-1]
             ]
