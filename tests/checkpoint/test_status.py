@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from benchmarks.checkpoint.synthetic import metadata
 from keepstep.checkpoint.errors import NotACheckpointError
 from keepstep.checkpoint.status import find_status
 from keepstep.checkpoint.store import LocalStore
+from tests.processor_time import used
 
 
 def save(root: Path, name: str, fields: int) -> None:
@@ -68,6 +68,6 @@ def test_two_thousand_steps_take_a_second_or_so(tmp_path: Path) -> None:
         folder = tmp_path / f"step-{step}"
         folder.mkdir()
         (folder / ".metadata").write_bytes(content)
-    begin = time.perf_counter()
+    begin = used()
     assert find_status(LocalStore(tmp_path), "2.14").looked_at == 2000
-    assert time.perf_counter() - begin < 5
+    assert used() - begin < 5
