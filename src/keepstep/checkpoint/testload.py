@@ -7,6 +7,8 @@ can be checked before without executing anything is checked first.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -93,6 +95,8 @@ def load_with(
     """
     ranks, size = _what_to_load(store)
     before = identify(store)
+    if found := shutil.which(python):
+        python = os.path.abspath(found)  # a link stays one: it is what makes a venv of a Python
     environment = environment_of(python)
     _check_torch(python, environment)
     request = {
