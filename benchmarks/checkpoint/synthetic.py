@@ -114,21 +114,21 @@ _NAMES: dict[type | Any, tuple[str, str]] = {
 @contextlib.contextmanager
 def _torch_names() -> Iterator[None]:
     """Let the pickler find the stand-ins under the names of PyTorch's own classes."""
-    before = dict(sys.modules)
+    names = {module for module, _ in _NAMES.values()}
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update({name: ModuleType(name) for name in names})  # also where torch is loaded
     for thing, (module, name) in _NAMES.items():
         thing.__module__, thing.__qualname__, thing.__name__ = module, name, name
-        stand_in = ModuleType(module) if module not in sys.modules else sys.modules[module]
-        sys.modules[module] = stand_in
-        setattr(stand_in, name, thing)
-    torch = sys.modules["torch"]
+        setattr(sys.modules[module], name, thing)
     for name, dtype in DTYPES.items():
         dtype.__module__ = "torch"
-        setattr(torch, name, dtype)
+        setattr(sys.modules["torch"], name, dtype)
     try:
         yield
     finally:
-        for module in {module for module, _ in _NAMES.values()} - before.keys():
-            del sys.modules[module]
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 def metadata(
@@ -144,7 +144,6 @@ def metadata(
 
     ``fields`` is the length of the tensor properties: 6 from PyTorch 2.15 on, 5 before.
     """
-    assert "torch" not in sys.modules, "stand-ins and the real torch do not go together"
     state: dict[str, Any] = {f"object.{n}": _Bytes() for n in range(objects)}
     storage: dict[Any, Any] = {}
     ends = [0] * files
