@@ -103,7 +103,7 @@ def test_a_mirror_given_to_pip_holds_for_uv_unless_uv_has_its_own() -> None:
 # Lock files: exact, checked by hash, and free of any address.
 
 
-@pytest.fixture(params=["dev", "runtime", "uv"])
+@pytest.fixture(params=["dev", "runtime", "stack-2.14", "uv"])
 def lock(request: pytest.FixtureRequest, checkout: Path) -> str:
     return (checkout / "requirements" / f"{request.param}.txt").read_text()
 
