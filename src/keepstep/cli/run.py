@@ -17,6 +17,7 @@ import typer
 from keepstep.cli.run_summary import render_summary
 from keepstep.cli.run_view import Narrator, RunView
 from keepstep.exit_codes import ExitCode
+from keepstep.incident.write import write_whole
 from keepstep.runtime import inject
 from keepstep.runtime.config import transport_asked
 from keepstep.runtime.protocol import new_secret
@@ -127,7 +128,7 @@ def run(
         sys.stderr.write(f"keepstep: {error}\n")
         raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
     if summary is not None and result.summary is not None:
-        write_whole(summary, json.dumps(result.summary, indent=2) + "\n")
+        write_whole(summary, [json.dumps(result.summary, indent=2), "\n"])
     planned = [str(injection) for injection in request.injections]
     sys.stderr.write(render_summary(result.summary, result.exit_code, result.why, planned))
     raise typer.Exit(result.exit_code)
@@ -327,13 +328,3 @@ def _has_gpu() -> bool:
 def _refuse(problem: str) -> NoReturn:
     sys.stderr.write(f"keepstep run: {problem}\n")
     raise typer.Exit(ExitCode.USAGE)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.incident.answer import to_json, to_text
 from keepstep.incident.gather import gather
+from keepstep.incident.write import write_whole
 
 
 def main() -> int:
@@ -22,19 +23,10 @@ def main() -> int:
     (gathered,) = gather(folder)
     verdict = diagnose(gathered.evidence)
     body = json.dumps(to_json(gathered, verdict), indent=2)
-    _write(folder / "verdict.json", body + "\n")
-    _write(folder / "verdict.txt", to_text(gathered, verdict))
+    write_whole(folder / "verdict.json", [body, "\n"])
+    write_whole(folder / "verdict.txt", [to_text(gathered, verdict)])
     print(body)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":
