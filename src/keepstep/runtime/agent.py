@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from keepstep.runtime import procfs, vault
+from keepstep.runtime import deathwatch, procfs, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.environment import worker_environment
 from keepstep.runtime.incidents import IncidentWriter, ProcessFacts, Witnesses, ending, judge
@@ -387,17 +387,34 @@ class Agent:
         worker.fenced = True
         _kill_group(worker.process.pid)
 
-    def _on_exit(self, worker: WorkerProcess) -> None:
+    def _watch_life(self, worker: WorkerProcess) -> None:
+        """Have the loop told of the worker's death as early as it can be proven."""
+        if self.config.backend == "nccl":
+            return  # what it started on a GPU ends with its process, not before
         loop = asyncio.get_running_loop()
-        loop.remove_reader(worker.descriptor)
+
+        def tell(code: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
+                loop.call_soon_threadsafe(self._on_death, worker, code)
+
+        deathwatch.watch(worker.progress.life, worker.process.pid, tell)
+
+    def _on_exit(self, worker: WorkerProcess) -> None:
+        """The kernel has freed all that the process had."""
+        asyncio.get_running_loop().remove_reader(worker.descriptor)
+        self._on_death(worker, worker.process.wait())
+        os.close(worker.descriptor)
+
+    def _on_death(self, worker: WorkerProcess, code: int) -> None:
+        """No thread of the process can run any more."""
+        if not worker.alive:
+            return
         self._on_readable(worker)  # what it said last
-        code = worker.process.wait()
         last = max(worker.progress[Slot.CHANGED], worker.progress[Slot.SIDE])
         ago = seconds_since(last) if last else time.monotonic() - worker.born
         _kill_group(worker.process.pid)  # helpers that it started (data loader processes)
-        loop.remove_reader(worker.link)
+        asyncio.get_running_loop().remove_reader(worker.link)
         worker.link.close()
-        os.close(worker.descriptor)
         committed, entry = vault.known_counts(vault.read_records(self.config.vault, worker.wid))
         fault = "fence" if worker.fenced else _fault_name(code)
         worker.exited = p.Exited(
@@ -430,6 +447,8 @@ class Agent:
             self._fired[message.index] = (message, time.monotonic())
         elif isinstance(message, p.Launched | p.Joined | p.Ready):
             worker.standing[type(message).__name__] = message
+            if isinstance(message, p.Joined):
+                self._watch_life(worker)
         else:
             for name in ("Proposal", "Formed", "FormFailed", "StepFailed", "Done"):
                 if type(message).__name__ == name:

@@ -17,7 +17,10 @@ import struct
 import time
 from pathlib import Path
 
+from keepstep.runtime.deathwatch import LifeMutex
+
 SIZE = 4096
+_LIFE = 2048  # where the mutex lies that the training thread holds
 _FIELD = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 
@@ -57,13 +60,16 @@ class ProgressRecord:
     def __init__(self, memory: mmap.mmap) -> None:
         """Use ``create`` or ``attach``."""
         self._memory = memory
+        self.life = LifeMutex(memory, _LIFE)
 
     @classmethod
     def create(cls, path: Path) -> ProgressRecord:
         """Make a zeroed record at ``path``."""
         with open(path, "wb") as file:
             file.truncate(SIZE)
-        return cls.attach(path)
+        record = cls.attach(path)
+        record.life.make()
+        return record
 
     @classmethod
     def attach(cls, path: Path) -> ProgressRecord:

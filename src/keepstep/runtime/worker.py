@@ -57,6 +57,7 @@ class Supervision:
         self.config = config
         self.generation = 0
         self.progress = ProgressRecord.attach(Path(config.progress))
+        self.progress.life.hold()
         self._vault = Path(config.vault)
         self.groups = self._create_groups()
         self._link = AgentLink(
