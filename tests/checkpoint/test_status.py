@@ -57,6 +57,14 @@ def test_copies_unfinished_and_damaged_folders_are_not_taken_for_steps(tmp_path:
     assert len(found.unreadable) == 1
 
 
+def test_names_of_lightning_share_no_epoch(tmp_path: Path) -> None:
+    for name in ("epoch=0-step=90.ckpt", "epoch=0-step=180.ckpt", "epoch=1-step=270.ckpt"):
+        save(tmp_path, name, 5)
+    found = find_status(LocalStore(tmp_path), "2.14")
+    assert found.newest is not None
+    assert (found.newest.step, found.steps) == (270, 3)
+
+
 def test_a_folder_without_steps_says_what_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(NotACheckpointError, match="step-100"):
         find_status(LocalStore(tmp_path), "2.14")

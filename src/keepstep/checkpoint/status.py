@@ -10,8 +10,9 @@ from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.readers import GLOBAL, find_readers, peek_at, verdicts
 from keepstep.checkpoint.store import Store
 
-# The step is the number that ends the name: step-100, iter_0000100, global_step100, checkpoint-100.
-_STEP = re.compile(r"(?P<prefix>.*?)(?P<step>\d+)")
+# The step is the number that ends the name: step-100, iter_0000100, global_step100, checkpoint-100;
+# Lightning's are epoch=1-step=100.ckpt, with an epoch that is not part of what they share.
+_STEP = re.compile(r"(?:epoch=\d+-)?(?P<prefix>.*?)(?P<step>\d+)(?:\.ckpt)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def find_status(root: Store, minor: str) -> Status:
     Raises:
         NotACheckpointError: There is no folder with a step number.
     """
-    found = sorted(_steps(root.folders()), key=lambda pair: (pair[0], pair[1]), reverse=True)
+    found = sorted(steps_of(root.folders()), reverse=True)
     if not found:
         raise NotACheckpointError(
             f"{root.address}: no folder here has a name that ends in a step number, like step-100"
@@ -91,7 +92,7 @@ def _status(
     )
 
 
-def _steps(names: list[str]) -> list[tuple[int, str]]:
+def steps_of(names: list[str]) -> list[tuple[int, str]]:
     """Return the step numbers and names of folders; with several prefixes, the commonest one's."""
     matches = [match for name in names if (match := _STEP.fullmatch(name))]
     prefixes = [match["prefix"] for match in matches]

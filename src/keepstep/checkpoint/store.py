@@ -27,6 +27,7 @@ class File(NamedTuple):
 
 
 Stamp = str  # equal only for the same version of a file
+ABSENT: Stamp = ""  # of a file that does not exist
 
 
 class Store(Protocol):
@@ -64,7 +65,8 @@ class Store(Protocol):
         Args:
             name: The file; one that exists is replaced.
             data: Its new content.
-            only_if: Refuse when the file is no longer the one with this stamp.
+            only_if: Refuse when the file is no longer the one with this stamp (``ABSENT``: when
+                there is one by now).
             like: A file whose time and mode the new one takes over, where the store keeps these.
 
         Raises:
@@ -270,7 +272,9 @@ class RemoteStore:
         conditions: dict[str, Any] = {}
         if self.conditional:
             conditions["chunksize"] = max(len(data), 50 * _BLOCK)  # one PUT: no upload in parts
-            if only_if is not None:
+            if only_if == ABSENT:
+                conditions["IfNoneMatch"] = "*"
+            elif only_if is not None:
                 conditions["IfMatch"] = only_if
         elif only_if is not None and self.stamp(name) != only_if:
             raise CheckpointError(f"{self.at(name)}: it was written by somebody else meanwhile")
