@@ -8,7 +8,9 @@ import pytest
 
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import CRASH_LOOP, START_FAILURES, Membership
+from keepstep.runtime.exits import START_FAILURES
+from keepstep.runtime.forming import CRASH_LOOP
+from keepstep.runtime.membership import Membership
 from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 

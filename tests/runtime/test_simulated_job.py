@@ -18,7 +18,8 @@ import pytest
 
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
-from keepstep.runtime.membership import ALL, Membership
+from keepstep.runtime.job_state import ALL
+from keepstep.runtime.membership import Membership
 from keepstep.runtime.progress import Phase as Doing
 from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings

@@ -1,0 +1,260 @@
+"""The next generation: its members, where it starts, and the ``Form`` that tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.decide import (
+    Decision,
+    Holding,
+    NoCommonStateError,
+    decide,
+    from_first,
+)
+from keepstep.runtime.faults import abort, close_incident, fence, record_fault
+from keepstep.runtime.hosts import mirror_rows
+from keepstep.runtime.job_state import ALL, JobState
+from keepstep.runtime.roster import Phase
+from keepstep.runtime.settings import START_ALLOWANCE
+
+CRASH_LOOP = 3  # times that one step may fail after its generation was formed
+FORM_ATTEMPTS = 6  # attempts in a row to form a generation
+
+
+def try_first_generation(job: JobState) -> None:
+    """Form the first generation if as many workers as wanted are ready."""
+    digests = {
+        wid: ready.digest for wid in job.members if (ready := job.workers[wid].ready) is not None
+    }
+    if len(digests) < job.settings.world_size:
+        return
+    job.owners = list(job.slots)
+    job.generation = 1
+    _form_generation(job, from_first(job.members, digests))
+
+
+def try_form(job: JobState) -> None:
+    """Form the next generation if everything is known that it depends on."""
+    change = job.change
+    assert change is not None
+    survivors = [wid for wid in job.members if not job.is_leaving(wid)]
+    if any(job.workers[wid].fencing and not job.workers[wid].gone for wid in job.members):
+        return
+    if any(job.is_recalled(wid) for wid in job.members) or _awaits_host(job):
+        return
+    proposals = {wid: job.workers[wid].proposal for wid in survivors}
+    if any(held is None or held.generation != job.generation for held in proposals.values()):
+        return
+    if change.drain is not None and not job.workers[change.drain].gone:
+        fence(job, change.drain, "straggler: replaced by a spare at a step boundary")
+        return
+    before, slots = job.slots, _next_slots(job)
+    if slots is None:
+        return
+    job.slots = slots
+    decision = _decide_start(job, {w: held for w, held in proposals.items() if held is not None})
+    if decision is not None and decision.suspects:
+        job.slots = before  # a spare that has no part in this keeps out of it
+        _expel(job, decision.suspects)
+    elif decision is not None:
+        _form_generation(job, decision)
+
+
+def _awaits_host(job: JobState) -> bool:
+    """Return whether a lost worker's records lie on a host whose lease is running out."""
+    lost = [job.workers[wid] for wid in job.owners if wid is not None]
+    agents = [job.agents.get(worker.agent) for worker in lost if worker.gone]
+    return any(agent is not None and not agent.connected for agent in agents)
+
+
+def _next_slots(job: JobState) -> list[int | None] | None:
+    """Return the worker of each place of the next generation; None: wait."""
+    assert job.change is not None
+    kept = [None if wid is None or job.is_leaving(wid) else wid for wid in job.slots]
+    spares = sorted(job.ready_spares())
+    for place, wid in enumerate(kept):
+        if wid is None and spares:
+            kept[place] = spares.pop(0)
+    if None not in kept:
+        return kept
+    if job.settings.on_loss == "shrink" and any(wid is not None for wid in kept):
+        empty = [place for place, wid in enumerate(kept) if wid is None]
+        job.recoveries.set_action("shrink", {job.slots[place] for place in empty})
+        return kept
+    _wait_for_spare(job)
+    return None
+
+
+def _wait_for_spare(job: JobState) -> None:
+    change = job.change
+    assert change is not None
+    if change.waiting_since is None:
+        change.waiting_since = job.now
+        job.event("waiting_for_spare", starting=job.starting())
+        close_incident(job, "no spare was ready: the job waits for one")
+    waited = job.now - change.waiting_since
+    bounded = job.settings.on_loss == "replace"
+    if bounded and (waited > START_ALLOWANCE or not job.starting()):
+        abort(
+            job,
+            "a rank was lost, no spare is ready and none is starting. Run with more --spares, "
+            "with --on-loss shrink to go on with fewer ranks, or --on-loss wait",
+            1,
+        )
+
+
+def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision | None:
+    """Return where to start from; None (and the job has ended) if there is nothing."""
+    change = job.change
+    assert change is not None
+    job.lived |= any(held.committed > 0 for held in proposals.values())
+    if not job.lived and not change.distrust:
+        digests = {wid: held.digest for wid, held in proposals.items()}
+        for wid in job.members:
+            ready = job.workers[wid].ready
+            digests.setdefault(wid, ready.digest if ready is not None else "")
+        return from_first(job.members, digests, _known_owners(job))
+    try:
+        decision = decide(
+            members=job.members,
+            owners=_known_owners(job),
+            holdings={
+                wid: Holding(
+                    committed=held.committed,
+                    clean=held.clean,
+                    digest=held.digest,
+                    entry=held.entry,
+                )
+                for wid, held in proposals.items()
+                if held.member
+            },
+            left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
+            snapshot=job.snapshots.newest(),
+            distrust=change.distrust,
+        )
+    except NoCommonStateError as error:
+        abort(job, f"no state to go on from: {error}", 1)
+        return None
+    if decision.source == "snapshot" and not decision.suspects:
+        job.event("back_to_snapshot", step=decision.start_step, why=decision.why)
+        if "differ" in decision.why:
+            job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
+    return decision
+
+
+def _known_owners(job: JobState) -> dict[int, int]:
+    """Return rank -> the worker whose records hold its per-rank state."""
+    found = {}
+    for place, wid in enumerate(job.slots):
+        owner = job.owners[place] if place < len(job.owners) else None
+        if wid is None or owner is None:
+            continue
+        left_something = not job.workers[owner].gone or job.workers[owner].known >= 0
+        if job.lived or left_something:
+            found[job.ranks[wid]] = owner
+    return found
+
+
+def _expel(job: JobState, suspects: tuple[int, ...]) -> None:
+    """Replace the members that the majority contradicts, then decide again."""
+    assert job.change is not None
+    job.change.distrust = True
+    for wid in suspects:
+        evidence = "its replica differs from the others'"
+        record_fault(job, wid, "corrupt", "replace", job.now, evidence=evidence)
+        fence(job, wid, evidence)
+
+
+def _form_generation(job: JobState, decision: Decision) -> None:
+    reached = max(job.committed_counts(), default=0)
+    lost = job.recoveries.on_decision(decision.start_step, decision.source, reached)
+    limit = _crash_loop(job, job.failing_step)
+    if limit is not None:
+        abort(job, limit, 1)
+        return
+    job.phase = Phase.FORMING
+    job.change = None
+    job.start_step = decision.start_step
+    members = job.members
+    job.generations.append([job.generation, job.start_step, len(members)])
+    job.snapshots.drop_after(decision.start_step)
+    for wid in members:
+        job.workers[wid].formed = 0
+        job.workers[wid].done = job.workers[wid].failed = None
+    form = p.Form(
+        generation=job.generation,
+        uuid=job.generation,
+        members=members,
+        handles=[job.workers[wid].handle for wid in members],
+        start_step=decision.start_step,
+        source=decision.source,
+        donors=_donor_rows(job, decision),
+        receivers=list(decision.receivers),
+        digest=decision.digest,
+        rank_state=_rank_rows(job, decision),
+        snapshot_every=job.snapshots.interval,
+        fired=sorted(job.fired),
+        timeout=job.times.form,
+        mirrors=mirror_rows(job),
+    )
+    job.send(ALL, form)
+    job.event(
+        "form",
+        start_step=job.start_step,
+        members=members,
+        source=decision.source,
+        receivers=list(decision.receivers),
+        lost_steps=lost,
+    )
+    job.changed = True
+    job.form_began = job.now
+
+
+def _donor_rows(job: JobState, decision: Decision) -> list[list[Any]]:
+    if decision.snapshot is not None:
+        return [[-1, address] for address in decision.snapshot.payload]
+    rows = []
+    for wid in decision.donors:
+        ready = job.workers[wid].ready
+        if ready is not None:
+            rows.append([wid, ready.address])
+    return rows
+
+
+def _rank_rows(job: JobState, decision: Decision) -> dict[str, list[Any]]:
+    if decision.snapshot is not None:
+        count = decision.snapshot.committed
+        places = decision.snapshot.ranks
+        return {
+            str(rank): [places[rank][0], f"snapshot/{count}/rank/{places[rank][1]}"]
+            for rank in range(len(job.members))
+            if rank in places
+        }
+    rows = {}
+    for rank, source in decision.rank_sources.items():
+        worker = job.workers[source.wid]
+        agent = job.agents.get(worker.agent)
+        address = agent.address if agent is not None else worker.keeper
+        rows[str(rank)] = [address, f"rank/{source.wid}/{source.count}"]
+    return rows
+
+
+def _crash_loop(job: JobState, step: int) -> str | None:
+    if job.failures_at.get(step, 0) >= CRASH_LOOP:
+        return (
+            f"step {step} failed {CRASH_LOOP} times in a row, each time with a freshly formed "
+            f"generation; the last reason: {job.recoveries.last_reason()}. The step itself is "
+            "broken: look at the script and its data"
+        )
+    if job.form_failures >= FORM_ATTEMPTS:
+        return (
+            f"{FORM_ATTEMPTS} attempts in a row to form a generation failed; the last reason: "
+            f"{job.recoveries.last_reason()}. See form_failed in the events"
+        )
+    if job.recoveries.count > job.settings.max_recoveries:
+        return (
+            f"{job.recoveries.count} recoveries needed, --max-recoveries is "
+            f"{job.settings.max_recoveries}"
+        )
+    return None

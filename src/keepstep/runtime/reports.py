@@ -1,0 +1,166 @@
+"""What workers say of themselves, by kind of message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keepstep.runtime import protocol as p
+from keepstep.runtime.changes import begin_change, on_difference
+from keepstep.runtime.faults import fence, record_fault
+from keepstep.runtime.job_state import ALL, JobState
+from keepstep.runtime.roster import Phase, Worker
+
+
+def on_joined(job: JobState, worker: Worker, message: p.Joined) -> None:
+    """It called ``keepstep.join()``."""
+    worker.joined = True
+    job.event("worker_joined", **job.who(worker.wid), agent=worker.agent, torch=message.torch)
+
+
+def on_ready(job: JobState, worker: Worker, message: p.Ready) -> None:
+    """It can take a place."""
+    worker.joined, worker.ready, worker.handle = True, message, message.handle
+    job.steps = message.steps
+    job.start_failures = 0
+    job.event(
+        "worker_ready",
+        **job.who(worker.wid),
+        agent=worker.agent,
+        after_s=round(job.now - worker.launched, 3),
+    )
+
+
+def on_launched(job: JobState, worker: Worker, message: p.Launched) -> None:
+    """Its process was started."""
+    worker.pid = message.pid
+
+
+def on_fired(job: JobState, worker: Worker, message: p.Fired) -> None:
+    """A fault was injected on purpose."""
+    if message.index in job.fired:
+        return  # repeated after a loss of contact
+    job.fired.add(message.index)
+    job.changed = True
+    job.recoveries.on_fired(worker.wid, job.now - message.ago)
+    job.event(
+        "fault_injected",
+        **job.who(worker.wid),
+        step=message.step,
+        injection=message.index,
+        spec=dict(enumerate(job.injections)).get(message.index),
+    )
+
+
+def on_formed(job: JobState, worker: Worker, message: p.Formed) -> None:
+    """It is in the new generation and holds its state."""
+    if message.generation == job.generation:
+        worker.formed = message.generation
+        worker.proposal = worker.failed = worker.done = None
+        job.event(
+            "member_formed",
+            worker=worker.wid,
+            rank=job.rank_of(worker.wid),
+            step=message.step,
+            **{f"{k}_s": v for k, v in message.seconds.items()},
+        )
+
+
+def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None:
+    """It could not enter the new generation."""
+    worker.handle = message.handle
+    if message.generation == job.generation and job.phase is Phase.FORMING:
+        job.event("form_failed", **job.who(worker.wid), error=message.error[:300])
+        begin_change(job, f"worker {worker.wid} could not enter: {message.error[:80]}")
+
+
+def on_resumed(job: JobState, worker: Worker, message: p.Resumed) -> None:
+    """It committed the first step of a generation."""
+    worker.proven = True
+    if message.generation != job.generation:
+        return
+    cost = job.recoveries.on_resumed(job.now - message.ago, full=job.is_full)
+    if cost is not None:
+        job.swap_cost = cost
+        job.changed = True  # the book of faults must survive a restart of the coordinator
+        job.event(
+            "resumed",
+            step=message.committed,
+            after_s=round(cost, 4),
+            world_size=len(job.members),
+            wanted=job.settings.world_size,
+            **job.recoveries.last_healed(job.members),
+        )
+
+
+def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -> None:
+    """It took its part of a snapshot."""
+    if job.rank_of(worker.wid) != message.rank:
+        return
+    address = job.agents[worker.agent].address
+    job.snapshots.note(message, address)
+    outvoted = job.snapshots.judge(message.committed, job.members)
+    if outvoted is not None and job.phase is Phase.LIVE:
+        on_difference(job, outvoted, message.committed)
+    every = job.snapshots.every(job.median_step)
+    if every is not None:
+        ahead = job.boundary()
+        job.send(ALL, p.SnapshotEvery(every=every, from_step=ahead))
+
+
+def on_done(job: JobState, worker: Worker, message: p.Done) -> None:
+    """It did all steps."""
+    worker.handle = message.handle
+    if message.generation == job.generation:
+        worker.done = message
+        worker.proven = True
+
+
+def on_proposal(job: JobState, worker: Worker, message: p.Proposal) -> None:
+    """It left its step and says what it holds."""
+    worker.handle = message.handle
+    worker.proposal = message
+
+
+def on_step_failed(job: JobState, worker: Worker, message: p.StepFailed) -> None:
+    """Its step raised."""
+    if message.generation != job.generation or job.phase not in (Phase.LIVE, Phase.FORMING):
+        return
+    worker.failed = message
+    rank = job.rank_of(worker.wid)
+    if message.origin == "collective":
+        return  # a victim; the lost rank that explains it is on its way, or the next tick acts
+    fatal = message.origin in ("device", "memory")
+    again = job.raised_at.get(worker.wid) == message.step
+    job.event(
+        "step_failed",
+        **job.who(worker.wid),
+        step=message.step,
+        error=message.error[:300],
+        origin=message.origin,
+        action="replace" if fatal or again else "retry",
+    )
+    job.raised_at[worker.wid] = message.step
+    fault = {"memory": "oom", "device": "device"}.get(message.origin, "raise")
+    if fatal or again:
+        record_fault(job, worker.wid, fault, "replace", job.now, evidence=message.error)
+        fence(job, worker.wid, f"its step raised: {message.error[:80]}")
+    else:
+        record_fault(job, worker.wid, fault, "retry", job.now, evidence=message.error)
+    why = f"rank {rank} raised in step {message.step}: {message.error[:120]}"
+    begin_change(job, why, step=message.step)
+
+
+HANDLERS: dict[type[p.Message], Callable[[JobState, Worker, Any], None]] = {
+    p.Launched: on_launched,
+    p.Joined: on_joined,
+    p.Ready: on_ready,
+    p.Fired: on_fired,
+    p.Formed: on_formed,
+    p.FormFailed: on_form_failed,
+    p.Resumed: on_resumed,
+    p.SnapshotTaken: on_snapshot_taken,
+    p.Done: on_done,
+    p.Proposal: on_proposal,
+    p.StepFailed: on_step_failed,
+}
