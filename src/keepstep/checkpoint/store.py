@@ -170,14 +170,14 @@ class LocalStore:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        self._sync()
+        self.sync()
 
     def remove(self, name: str) -> None:
         """Remove a file; it is no error when it is gone."""
         (self.path / name).unlink(missing_ok=True)
-        self._sync()
+        self.sync()
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         """Bring the names in the folder to the disk: without this a crash may undo a rename."""
         folder = os.open(self.path, os.O_RDONLY)
         try:
