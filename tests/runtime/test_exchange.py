@@ -174,7 +174,7 @@ def test_a_share_of_very_many_tensors_is_asked_for_in_one_connection() -> None:
 
 def test_shares_of_donors_are_about_equal_and_whole() -> None:
     sizes = [100, 0, 1, 50, 49, 2, 100]
-    shares = exchange._split(sizes, 3)
+    shares = exchange.share_out(sizes, 3)
     assert sorted(index for share in shares for index in share) == [0, 2, 3, 4, 5, 6]
     loads = [sum(sizes[index] for index in share) for share in shares]
     assert max(loads) - min(loads) <= 2

@@ -190,8 +190,16 @@ def test_arrays_stay_arrays() -> None:
 
 @pytest.mark.parametrize("wrong", [{1, 2}, 1j, object(), lambda: None])
 def test_what_cannot_be_written_is_refused_with_its_place(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"state\.model\[1\]"):
+    with pytest.raises(TypeError, match=r"state\.model\.1 is a"):
         encode({"model": [0, wrong]})
+
+
+def test_each_tensor_has_a_name_of_its_own() -> None:
+    x = torch.ones(1)
+    value = {"b": [{"y": x}, (x, 3)], "a.b": x, "a": {"b": x, 0: np.ones(2)}}
+    found = encode(value)
+    assert found.names == ["a.0", "a.b", "a.b'", "b.0.y", "b.1.0"]
+    assert_same(decode(found.tree, found.tensors), value)
 
 
 def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -130,7 +130,7 @@ def fetch_state(
     if endpoints is not None:
         arrived = _read_one_sided(endpoints, addresses, generation, sizes, tensors, secret, limit)
         sizes = [0 if index in arrived else size for index, size in enumerate(sizes)]
-    shares = _split(sizes, len(addresses))
+    shares = share_out(sizes, len(addresses))
     with ThreadPoolExecutor(len(addresses)) as pool:
         jobs = [
             pool.submit(_fetch_share, address, generation, share, tensors, secret, limit)
@@ -157,7 +157,7 @@ def _read_one_sided(
     from keepstep.runtime import one_sided
 
     readers = endpoints.take_readers(min(len(addresses), sum(size > 0 for size in sizes)))
-    shares = _split(sizes, len(readers)) if readers else []
+    shares = share_out(sizes, len(readers)) if readers else []
     arrived = set()
     problems = [] if readers or not any(sizes) else ["no endpoint is ready"]
     for share, problem in one_sided.take(
@@ -188,8 +188,11 @@ def _agreed_manifest(
     raise CorruptStateError(f"no donor has the agreed state: {'; '.join(problems)}")
 
 
-def _split(sizes: list[int], parts: int) -> list[list[int]]:
-    """Share tensors out so that every donor sends about the same number of bytes."""
+def share_out(sizes: list[int], parts: int) -> list[list[int]]:
+    """Return which tensors each part takes, so that all have about the same number of bytes.
+
+    A pure function: every process finds the same. Tensors without bytes are in no part.
+    """
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [0] * parts
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

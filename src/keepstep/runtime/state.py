@@ -34,10 +34,14 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A state as a JSON-able tree plus CPU tensors (views of live memory where possible)."""
+    """A state as a JSON-able tree plus tensors (views of live memory where possible).
+
+    ``names`` says where each tensor lies: keys and places in lists, joined by dots.
+    """
 
     tree: Any
     tensors: list[torch.Tensor]
+    names: list[str] = field(default_factory=list)
 
     def manifest(self) -> bytes:
         """Return JSON: the tree and a description of every tensor; its digest is the state's."""
@@ -59,7 +63,7 @@ def digest_of(manifest: bytes) -> str:
 
 
 def encode(value: Any) -> Encoded:
-    """Turn nested state into a tree and tensors.
+    """Turn nested state into a tree and contiguous CPU tensors.
 
     Dict entries are sorted, so two states that differ only in insertion order are equal.
 
@@ -67,33 +71,40 @@ def encode(value: Any) -> Encoded:
         TypeError: a value that is neither a tensor, an array nor plain data; the text names its
             place.
     """
-    tensors: list[torch.Tensor] = []
-    return Encoded(_encode(value, tensors, "state"), tensors)
+    found = outline(value)
+    tensors = [tensor.cpu().contiguous() for tensor in found.tensors]
+    return Encoded(found.tree, tensors, found.names)
 
 
-def _encode(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
+def outline(value: Any) -> Encoded:
+    """Return the same with the tensors where and as they are: nothing is copied."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = _encode(value, tensors, "")
+    return Encoded(tree, list(tensors.values()), list(tensors))
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value if type(value) in _PLAIN else _to_plain(value)
     if isinstance(value, torch.Tensor):
-        plain = value.detach().resolve_conj().resolve_neg()
-        tensors.append(plain.cpu().contiguous())
-        return {"t": len(tensors) - 1}
+        return _add("t", value.detach().resolve_conj().resolve_neg(), tensors, place)
     if isinstance(value, Mapping):
         entries = [
-            [_encode(key, tensors, place), _encode(item, tensors, f"{place}.{key}")]
+            [_encode(key, tensors, place), _encode(item, tensors, _inside(place, key))]
             for key, item in sorted(value.items(), key=lambda pair: _order(pair[0]))
         ]
         return {"d": entries}
     if isinstance(value, list | tuple):
-        items = [_encode(item, tensors, f"{place}[{i}]") for i, item in enumerate(value)]
+        items = [_encode(item, tensors, _inside(place, i)) for i, item in enumerate(value)]
         return {"l" if isinstance(value, list) else "u": items}
     if isinstance(value, bytes | bytearray):
         return {"b": base64.b64encode(value).decode()}
     if type(value).__module__ == "numpy":
-        return _encode_array(value, tensors)
+        return _encode_array(value, tensors, place)
     raise TypeError(
-        f"{place} is a {type(value).__name__}; a state holds tensors, arrays, dicts, lists, "
-        "tuples, bytes, strings, numbers and None. Keep other objects out of state_dict()."
+        f"{_inside('state', place) if place else 'state'} is a {type(value).__name__}; a state "
+        "holds tensors, arrays, dicts, lists, tuples, bytes, strings, numbers and None. Keep other "
+        "objects out of state_dict()."
     )
 
 
@@ -105,11 +116,22 @@ def _to_plain(value: Any) -> Any:
     return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
 
 
-def _encode_array(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _encode_array(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
     if value.ndim == 0:
         return value.item()
-    tensors.append(torch.from_numpy(value.copy()).contiguous())
-    return {"n": len(tensors) - 1}
+    return _add("n", torch.from_numpy(value.copy()), tensors, place)
+
+
+def _inside(place: str, key: Any) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _add(kind: str, tensor: torch.Tensor, tensors: dict[str, torch.Tensor], place: str) -> Any:
+    """Take in a tensor and return its number; of two with one name the second is numbered too."""
+    while place in tensors:  # {"a.b": x, "a": {"b": y}}
+        place += "'"
+    tensors[place] = tensor
+    return {kind: len(tensors) - 1}
 
 
 def _order(key: Any) -> tuple[str, str]:
@@ -232,7 +254,11 @@ class State:
 
     def encode_replicated(self) -> Encoded:
         """Return the replicated state; CPU tensors are views of the live ones."""
-        return encode({name: item.state_dict() for name, item in self.replicated.items()})
+        return encode(self.replicated_values())
+
+    def replicated_values(self) -> dict[str, Any]:
+        """Return what ``state_dict`` of each replicated object returns, by name."""
+        return {name: item.state_dict() for name, item in self.replicated.items()}
 
     def load_replicated(self, value: dict[str, Any]) -> None:
         """Load what ``decode`` made of another rank's replicated state."""
