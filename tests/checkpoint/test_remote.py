@@ -21,6 +21,12 @@ from keepstep.checkpoint.verify import verify
 from tests.checkpoint.conftest import DATA
 
 
+class Refused(Exception):
+    """What botocore raises, and s3fs gives as the cause of its own error (see test_s3)."""
+
+    response: ClassVar[dict[str, Any]] = {"Error": {"Code": "PreconditionFailed"}}
+
+
 class ConditionalStore(MemoryFileSystem):  # type: ignore[misc]
     """A store with ETags that honours If-Match, in the way of S3 behind fsspec."""
 
@@ -37,7 +43,7 @@ class ConditionalStore(MemoryFileSystem):  # type: ignore[misc]
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         expected = options.get("IfMatch")
         if expected is not None and self.info(path)["ETag"] != expected:
-            raise OSError(22, "PreconditionFailed")
+            raise OSError(22, "At least one of the pre-conditions did not hold") from Refused()
         super().pipe_file(path, value)
 
 

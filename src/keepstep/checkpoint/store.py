@@ -50,6 +50,14 @@ class Store(Protocol):
     def read(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to ``end`` or the end of the file."""
 
+    def heads(self, names: list[str], count: int) -> list[bytes | None]:
+        """Return the first ``count`` bytes of files, asked for at once; None for one that failed.
+
+        Args:
+            names: Files, which may lie in folders below this one.
+            count: How many bytes; all of a file that is shorter.
+        """
+
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
         """Give the whole file as a real file of this machine."""
@@ -140,6 +148,16 @@ class LocalStore:
         with (self.path / name).open("rb", buffering=0) as file:
             file.seek(start)
             return _read_all(file, end - start)
+
+    def heads(self, names: list[str], count: int) -> list[bytes | None]:
+        """Return the first ``count`` bytes of files, None for one that cannot be read."""
+        found: list[bytes | None] = []
+        for name in names:
+            try:
+                found.append(self.read(name, 0, count))
+            except OSError:
+                found.append(None)
+        return found
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
@@ -238,6 +256,13 @@ class RemoteStore:
         assert isinstance(content, bytes), "cat_file of one path returns bytes"
         return content
 
+    def heads(self, names: list[str], count: int) -> list[bytes | None]:
+        """Return the first ``count`` bytes of objects; many requests are on their way at once."""
+        paths = [self.at(name) for name in names]
+        ends = [count] * len(paths)
+        found = self.system.cat_ranges(paths, [0] * len(paths), ends, on_error="return")
+        return [content if isinstance(content, bytes) else None for content in found]
+
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
         """Give a copy of the object on this machine."""
@@ -281,7 +306,7 @@ class RemoteStore:
         try:
             self.system.pipe_file(self.at(name), data, **conditions)
         except OSError as error:
-            if "PreconditionFailed" in str(error) or "412" in str(error):
+            if _refused(error):
                 raise CheckpointError(
                     f"{self.at(name)}: it was written by somebody else meanwhile"
                 ) from None
@@ -291,6 +316,16 @@ class RemoteStore:
         """Remove an object; it is no error when it is gone."""
         with suppress(FileNotFoundError):
             self.system.rm_file(self.at(name))
+
+
+def _refused(error: OSError) -> bool:
+    """Tell whether S3 refused because the object is no longer the one expected.
+
+    s3fs raises an OSError with S3's sentence; the code is in the botocore error that caused it.
+    """
+    answer = getattr(error.__cause__, "response", {})
+    code = answer.get("Error", {}).get("Code")
+    return code in ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 def _read_all(file: Any, count: int) -> bytes:
