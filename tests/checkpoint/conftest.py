@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from keepstep.checkpoint.testload import environment_of
+from tests.checkpoint.old_torch import ensure_old_python
+
 DATA = Path(__file__).parent.parent / "data" / "checkpoint"
 
 Checkpoint = Callable[..., Path]
@@ -31,6 +34,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     finished = subprocess.run([sys.executable, script, folder], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     return Saved(folder, json.loads(finished.stdout))
+
+
+@pytest.fixture(scope="session")
+def old() -> str:
+    """Return an interpreter with PyTorch 2.14.1, for tests with the marker old_torch."""
+    python = str(ensure_old_python())
+    assert environment_of(python)["torch"]["version"].startswith("2.14.1")
+    return python
 
 
 @pytest.fixture

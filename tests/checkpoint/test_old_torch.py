@@ -15,22 +15,14 @@ import pytest
 
 from keepstep.checkpoint.downgrade import convert, put_in_place
 from keepstep.checkpoint.store import LocalStore
-from keepstep.checkpoint.testload import environment_of, load_with
+from keepstep.checkpoint.testload import load_with
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
 from tests.checkpoint.conftest import Checkpoint, Saved
-from tests.checkpoint.old_torch import ensure_old_python
 
 pytestmark = [pytest.mark.old_torch, pytest.mark.timeout(1800)]
 
 REFUSAL = "ValueError: too many values to unpack (expected 5) (in the metadata)"
-
-
-@pytest.fixture(scope="session")
-def old() -> str:
-    python = str(ensure_old_python())
-    assert environment_of(python)["torch"]["version"].startswith("2.14.1")
-    return python
 
 
 @pytest.fixture(scope="session")
