@@ -24,6 +24,15 @@ PathArgument = Annotated[
     ),
 ]
 
+RootArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Folder or address that holds the checkpoints of a run.",
+        metavar="ROOT",
+        show_default=False,
+    ),
+]
+
 
 def answered(command: Callable[P, ExitCode]) -> Callable[P, ExitCode]:
     """Turn what can go wrong with a checkpoint into one message and an exit code."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from keepstep.checkpoint.copies import copies_folder
 from keepstep.checkpoint.eras import minor_of
-from keepstep.checkpoint.status import Status, find_status
-from keepstep.checkpoint.store import open_store
+from keepstep.checkpoint.errors import CheckpointError
+from keepstep.checkpoint.ledger import ledger_of
+from keepstep.checkpoint.protect import Standing, newest_readable_copy, standings
+from keepstep.checkpoint.status import Status, Step, find_status
+from keepstep.checkpoint.store import LocalStore, Store, open_store
 from keepstep.checkpoint.testload import Proof, last_proof
-from keepstep.cli.checkpoint_answer import answered, count_text
+from keepstep.checkpoint.window import Window, window_of
+from keepstep.cli.checkpoint_answer import RootArgument, answered, count_text
+from keepstep.cli.checkpoint_window import (
+    due_lines,
+    standing_facts,
+    standing_text,
+    window_facts,
+    window_line,
+)
 from keepstep.exit_codes import ExitCode
 
 _SHOWN = 10
@@ -20,14 +33,7 @@ _SHOWN = 10
 
 @answered
 def status(
-    root: Annotated[
-        str,
-        typer.Argument(
-            help="Folder or address that holds the checkpoints of a run.",
-            metavar="ROOT",
-            show_default=False,
-        ),
-    ],
+    root: RootArgument,
     wanted: Annotated[
         str, typer.Option("--for", help="The PyTorch to go back to.", show_default=False)
     ],
@@ -39,14 +45,56 @@ def status(
     found = find_status(store, minor)
     readable = found.newest_readable
     proof = None if readable is None else last_proof(store.below(readable.name), minor)
+    copy = newest_readable_copy(store, minor)
+    if copy is not None and readable is not None and copy.step <= readable.step:
+        copy = None  # the run itself is as good
+    window, trouble = _window(store)
+    standing = standings(store, window) if window is not None else ()
     if as_json:
-        facts = {"behind": found.behind, "test_load": proof and _proof_json(proof)}
+        facts = {
+            "behind": found.behind,
+            "test_load": proof and _proof_json(proof),
+            "newer_copy": copy and str(_copy_path(store, copy)),
+            "window": window and window_facts(window),
+            "protected": standing_facts(standing),
+            "ledger_error": trouble,
+        }
         print(json.dumps({"root": root, "for": minor, **asdict(found), **facts}))
     else:
-        print("\n".join(_lines(root, minor, found, proof)))
-    if found.newest_readable is not None:
+        lines = _lines(root, minor, found, proof)
+        if copy is not None:
+            lines.insert(1, f"  it can go back to the copy {_copy_path(store, copy)}")
+        print("\n".join(lines + _window_lines(root, window, standing, trouble)))
+    if readable is not None or copy is not None:
         return ExitCode.PASS
     return ExitCode.FAIL if found.newest is not None else ExitCode.INCONCLUSIVE
+
+
+def _window(store: Store) -> tuple[Window | None, str]:
+    """Return the window that is open, and why that is not known."""
+    try:
+        return window_of(ledger_of(store).read()), ""
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _copy_path(store: Store, copy: Step) -> Path:
+    assert isinstance(store, LocalStore), "only these have copies"
+    return copies_folder(store) / copy.name
+
+
+def _window_lines(
+    root: str, window: Window | None, standing: tuple[Standing, ...], trouble: str
+) -> list[str]:
+    if trouble:
+        return [f"  rollback window: not known: {trouble}"]
+    if window is None:
+        return []
+    lines = [f"  {window_line(window)}"]
+    lines += [f"    protected: {standing_text(each)}" for each in standing]
+    if not standing:
+        lines.append("    it protects nothing yet")
+    return lines + due_lines(root, window)
 
 
 def _proof_json(proof: Proof) -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""Pruning: what goes, what must stay, and what a kill at any moment leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keepstep.checkpoint import copies
+from keepstep.checkpoint.errors import NotACheckpointError
+from keepstep.checkpoint.ledger import LedgerError, ledger_of
+from keepstep.checkpoint.protect import Terms, protect, release
+from keepstep.checkpoint.prune import Plan, plan_prune, prune
+from keepstep.checkpoint.sibling import Placement
+from keepstep.checkpoint.status import steps_of
+from keepstep.checkpoint.store import LocalStore
+from tests.checkpoint.runs import TOMORROW, Run, content, run
+
+__all__ = ["run"]
+
+TERMS = Terms(minor="2.14", owner="maria", until=TOMORROW)
+KILLED = Path(__file__).with_name("prune_killed.py")
+
+
+def plan(run: Run, keep: int) -> Plan:
+    return plan_prune(run.store, keep, ledger_of(run.store).read())
+
+
+def test_the_newest_complete_ones_stay(run: Run) -> None:
+    run.save(9, 80, 700, 1000)
+    done = prune(run.store, 2)
+    assert run.steps() == [700, 1000]
+    assert [removal.name for removal in done.remove] == ["step-80", "step-9"]
+    assert done.stay == {
+        "step-1000": "the newest complete checkpoint",
+        "step-700": "one of the 2 newest",
+    }
+    assert sorted(os.listdir(run.path)) == ["step-1000", "step-700"]
+
+
+def test_it_says_what_it_would_do_and_does_nothing(run: Run) -> None:
+    run.save(1, 2)
+    before = content(run.path.parent)
+    found = plan(run, 1)
+    assert [removal.name for removal in found.remove] == ["step-1"]
+    assert found.remove[0].bytes == sum(map(len, content(run.path / "step-1").values()))
+    assert content(run.path.parent) == before
+
+
+def test_every_removal_is_recorded_before_it_happens(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save(1, 2)
+    recorded = []
+    rename = os.rename
+
+    def watch(source: Path, target: Path) -> None:
+        recorded.append(ledger_of(run.store).read()[-1]["removed"])
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", watch)
+    prune(run.store, 1)
+    assert recorded == [["step-1"]]
+
+
+def test_the_newest_stays_whatever_is_asked(run: Run) -> None:
+    run.save(1)
+    with pytest.raises(ValueError, match="at least the newest"):
+        prune(run.store, 0)
+    prune(run.store, 1)
+    assert run.steps() == [1]
+
+
+def test_what_is_being_written_neither_goes_nor_counts(run: Run) -> None:
+    run.save(1, 2)
+    unfinished = run.path / "step-3"
+    unfinished.mkdir()
+    (unfinished / "__0_0.distcp").write_bytes(b"a part")
+    again = run.path / "step-4"  # a save into a folder that held a whole checkpoint
+    run.save(4)
+    (again / "__0_0.distcp").touch()
+    run.save(5)
+    (run.path / "step-5" / ".metadata.tmp").touch()
+    done = prune(run.store, 1)
+    assert run.steps() == [2, 3, 4, 5]
+    assert done.stay["step-2"] == "the newest complete checkpoint"
+    assert "no metadata" in done.stay["step-3"]
+    assert "being written again" in done.stay["step-4"]
+    assert "being written again" in done.stay["step-5"]
+
+
+def test_what_is_not_recognised_stays(run: Run) -> None:
+    run.save(1, 2, 3, 4, 9)
+    (run.path / "step-1" / ".metadata").write_bytes(b"damaged")
+    (run.path / "step-2" / ".metadata").unlink()
+    elsewhere = run.path.parent / "elsewhere"
+    (run.path / "step-3").rename(elsewhere)
+    (run.path / "step-3").symlink_to(elsewhere)
+    for name in ("step-4.backup", "best", "eval-7", ".hidden-8"):
+        shutil.copytree(run.path / "step-4", run.path / name)
+    (run.path / "step-5").write_text("a file")
+    done = prune(run.store, 1)
+    assert [removal.name for removal in done.remove] == ["step-4"]
+    assert {"step-1", "step-2", "step-3", "step-4.backup", "best", "eval-7", ".hidden-8"} < set(
+        os.listdir(run.path)
+    )
+    assert "link to another place" in done.stay["step-3"]
+    assert len(content(elsewhere)) == 2
+
+
+def test_metadata_of_each_rank_does_not_tell_whether_the_newest_is_whole(run: Run) -> None:
+    run.save(1, 2, 3)
+    for step in (2, 3):
+        folder = run.path / f"step-{step}"
+        (folder / ".metadata").rename(folder / "__0.metadata")
+    done = prune(run.store, 1)
+    assert run.steps() == [2, 3]
+    assert "all ranks" in done.stay["step-3"]
+
+
+def test_a_neighbour_whose_files_are_referred_to_stays(run: Run) -> None:
+    run.save(1, 2, 3)
+    metadata = run.path / "step-3" / ".metadata"
+    own = metadata.read_bytes()
+    name = b"__0_0.distcp"
+    other = b"../step-1/" + name
+    assert own.count(b"\x8c\x0c" + name)
+    frame = re.sub(rb"\x95.{8}", b"", own, flags=re.DOTALL)  # frames tell lengths, and may go
+    metadata.write_bytes(frame.replace(b"\x8c\x0c" + name, bytes([0x8C, len(other)]) + other))
+    os.utime(metadata, (2_000_000_000, 2_000_000_000))
+    done = prune(run.store, 1)
+    assert run.steps() == [1, 3]
+    assert done.stay["step-1"] == "step-3 refers to its files"
+
+
+def test_nothing_to_prune_is_an_error_that_says_what_was_looked_for(run: Run) -> None:
+    with pytest.raises(NotACheckpointError, match="step-100"):
+        prune(run.store, 1)
+
+
+# With a window.
+
+
+def test_what_is_protected_stays(run: Run) -> None:
+    run.save(100, 200, 300, 400)
+    run.test_load(300)
+    run.save(500, 600, 700, version="2.15.0")
+    protect(run.store, TERMS)
+    done = prune(run.store, 1)
+    assert run.steps() == [100, 200, 300, 700]
+    assert done.stay["step-100"] == f"protected: rollback to PyTorch 2.14 until {TOMORROW} (maria)"
+    assert [removal.name for removal in done.remove] == ["step-600", "step-500", "step-400"]
+
+
+def test_what_has_been_test_loaded_since_stays_too(run: Run) -> None:
+    run.save(100)
+    run.test_load(100)
+    protect(run.store, TERMS)
+    run.save(200, 300, 400, 500, 600)
+    run.save(700, version="2.15.0")
+    run.test_load(500)
+    prune(run.store, 1)
+    assert run.steps() == [100, 300, 400, 500, 700]
+
+
+def test_a_window_past_its_end_is_still_in_force(run: Run) -> None:
+    run.save(100, 200, 300)
+    run.test_load(100)
+    protect(run.store, TERMS)
+    run.ledger.write_text(run.ledger.read_text().replace(str(TOMORROW), "2020-01-01"))
+    prune(run.store, 1)
+    assert run.steps() == [100, 300]
+
+
+def test_copies_go_when_nothing_needs_them(run: Run) -> None:
+    run.save(100, 200, 300)
+    run.test_load(100)
+    protect(run.store, TERMS)
+    assert prune(run.store, 3).copies == ()
+    assert os.listdir(run.copies) == ["step-100"]
+    (run.copies / "mine-1").mkdir()
+    release(run.store, "no longer wanted")
+    done = prune(run.store, 2)
+    assert [removal.name for removal in done.copies] == ["step-100"]
+    assert os.listdir(run.copies) == ["mine-1"]
+    (run.copies / "mine-1").rmdir()
+    prune(run.store, 2)
+    assert not run.copies.exists()
+    assert run.steps() == [200, 300]
+
+
+def test_the_last_copy_stays_while_the_run_has_no_complete_checkpoint(run: Run) -> None:
+    run.save(100, 200)
+    protect(run.store, TERMS)
+    release(run.store, "no longer wanted")
+    for step in (100, 200):
+        (run.path / f"step-{step}" / ".metadata").unlink()
+    done = prune(run.store, 1)
+    assert [removal.name for removal in done.copies] == ["step-100"]
+    assert os.listdir(run.copies) == ["step-200"]
+
+
+def test_what_is_freed_leaves_out_what_another_name_holds(run: Run) -> None:
+    run.save(100, 200)
+    run.test_load(100)
+    protect(run.store, TERMS, placement=Placement.LINK)
+    release(run.store, "no longer wanted")
+    found = plan(run, 1)
+    data = (run.path / "step-100" / "__0_0.distcp").stat().st_size
+    assert [r.bytes - r.frees for r in (*found.remove, *found.copies)] == [data, data]
+
+
+@pytest.mark.parametrize("line", ["damaged\n", '{"format": 9, "what": "", "when": "", "by": ""}\n'])
+def test_without_a_ledger_that_can_be_read_nothing_goes(line: str, run: Run) -> None:
+    run.save(100, 200)
+    protect(run.store, TERMS)
+    run.ledger.write_text(run.ledger.read_text() + line)
+    with pytest.raises(LedgerError):
+        prune(run.store, 1)
+    assert run.steps() == [100, 200]
+
+
+def test_a_window_that_is_not_understood_stops_it_too(run: Run) -> None:
+    run.save(100, 200)
+    protect(run.store, TERMS)
+    run.ledger.write_text(run.ledger.read_text().replace('"tested"', '"tasted"'))
+    with pytest.raises(LedgerError, match="not understood"):
+        prune(run.store, 1)
+    assert run.steps() == [100, 200]
+
+
+# Crashes.
+
+
+def test_nobody_takes_what_is_set_aside_for_a_step(run: Run) -> None:
+    run.save(1)
+    for _ in range(20):
+        (run.path / "step-2").mkdir()
+        copies.set_aside(run.path, "step-2")
+    aside = [name for name in os.listdir(run.path) if name != "step-1"]
+    assert len(aside) == 20
+    assert steps_of(aside) == []
+    assert not any(re.search(r"step-(\d+)|(\d+)$", name) for name in aside)
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_leaves_whole_checkpoints(run: Run) -> None:
+    run.save(100, 200, 300, 400)
+    run.test_load(300)
+    protect(run.store, replace(TERMS, accept=("it trains",)))
+    run.save(500, 600, version="2.15.0")
+    (run.copies / ".making-0.part").mkdir()  # what a killed protect leaves
+    pristine = run.path.parent / "pristine"
+    pristine.mkdir()
+    for path in (run.path, run.copies):
+        shutil.copytree(path, pristine / path.name)
+    shutil.copy(run.ledger, pristine)
+    whole = {p.name: content(p) for p in run.path.iterdir()}
+
+    # Without records of test-loads: what the ledger says of them counts.
+    elsewhere = {**os.environ, "XDG_STATE_HOME": str(pristine)}
+    kills = 0
+    for moment in range(1, 1000):
+        for path in (run.path, run.copies):
+            shutil.rmtree(path)
+            shutil.copytree(pristine / path.name, path)
+        shutil.copy(pristine / run.ledger.name, run.ledger)
+        ended = subprocess.run([sys.executable, KILLED, run.path, str(moment)], env=elsewhere)
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == -signal.SIGKILL
+        kills += 1
+        found = {p.name: content(p) for p in run.path.iterdir() if not p.name.startswith(".")}
+        assert found.keys() >= {"step-100", "step-200", "step-300", "step-600"}
+        assert all(files == whole[name] for name, files in found.items())
+        prune(LocalStore(run.path), 1)
+        assert sorted(os.listdir(run.path)) == ["step-100", "step-200", "step-300", "step-600"]
+        assert sorted(os.listdir(run.copies)) == ["step-100", "step-200", "step-300"]
+    assert kills > 20
