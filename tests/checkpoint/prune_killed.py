@@ -34,9 +34,9 @@ if __name__ == "__main__":
         count()
         return write(handle, data)
 
-    def counted_sync(handle: Any) -> None:
+    def counted_sync(fd: Any) -> None:
         count()
-        sync(handle)
+        sync(fd)
 
     os.write, os.fsync = counted_write, counted_sync
     sys.addaudithook(watch)
