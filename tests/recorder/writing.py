@@ -129,13 +129,16 @@ def _json_row(entry: Row) -> Row:
 
 
 def as_pickle(found: Any) -> bytes:
-    """Return a pickle as PyTorch's own pickler writes it: it remembers texts, nothing else."""
+    """Return a pickle as PyTorch's own pickler writes it: each text and each frame stands once."""
     out = bytearray(pickle.PROTO + b"\x02")
     _write(found, out, {})
     return bytes(out + pickle.STOP)
 
 
-def _write(value: Any, out: bytearray, memo: dict[str, int]) -> None:
+Memo = dict[object, int]  # texts, and the items of frames
+
+
+def _write(value: Any, out: bytearray, memo: Memo) -> None:
     if value is None:
         out += pickle.NONE
     elif isinstance(value, bool):
@@ -147,10 +150,7 @@ def _write(value: Any, out: bytearray, memo: dict[str, int]) -> None:
     elif isinstance(value, int):
         out += _number(value)
     elif isinstance(value, dict):
-        out += pickle.EMPTY_DICT + pickle.MARK
-        for part in (part for item in value.items() for part in item):
-            _write(part, out, memo)
-        out += pickle.SETITEMS
+        _write_dictionary(value, out, memo)
     elif isinstance(value, list):
         out += pickle.EMPTY_LIST + pickle.MARK
         for part in value:
@@ -164,16 +164,33 @@ def _write(value: Any, out: bytearray, memo: dict[str, int]) -> None:
         out += pickle.TUPLE2
 
 
-def _write_text(value: str, out: bytearray, memo: dict[str, int]) -> None:
+def _write_dictionary(value: dict[Any, Any], out: bytearray, memo: Memo) -> None:
+    frame = tuple(value.items()) if value.keys() == {"name", "filename", "line"} else None
+    if frame in memo:
+        out += _reference(memo[frame], pickle.BINGET, pickle.LONG_BINGET)
+        return
+    out += pickle.EMPTY_DICT
+    if frame is not None:
+        memo[frame] = len(memo)
+        out += _reference(memo[frame], pickle.BINPUT, pickle.LONG_BINPUT)
+    out += pickle.MARK
+    for part in (part for item in value.items() for part in item):
+        _write(part, out, memo)
+    out += pickle.SETITEMS
+
+
+def _write_text(value: str, out: bytearray, memo: Memo) -> None:
     if value in memo:
-        index = memo[value]
-        short, long = pickle.BINGET, pickle.LONG_BINGET
-    else:
-        raw = value.encode("utf-8", "surrogatepass")
-        out += pickle.BINUNICODE + struct.pack("<I", len(raw)) + raw
-        index = memo[value] = len(memo)
-        short, long = pickle.BINPUT, pickle.LONG_BINPUT
-    out += short + bytes([index]) if index < 256 else long + struct.pack("<I", index)
+        out += _reference(memo[value], pickle.BINGET, pickle.LONG_BINGET)
+        return
+    raw = value.encode("utf-8", "surrogatepass")
+    memo[value] = len(memo)
+    out += pickle.BINUNICODE + struct.pack("<I", len(raw)) + raw
+    out += _reference(memo[value], pickle.BINPUT, pickle.LONG_BINPUT)
+
+
+def _reference(index: int, short: bytes, long: bytes) -> bytes:
+    return short + bytes([index]) if index < 256 else long + struct.pack("<I", index)
 
 
 def _number(value: int) -> bytes:

@@ -22,6 +22,7 @@ from keepstep.incident.perfetto import to_trace
 from keepstep.incident.write import write_whole
 from keepstep.recorder.delivery import Delivery
 from keepstep.recorder.delivery import Verdict as Delivered
+from keepstep.recorder.entries import newest_ns
 
 MOST_RANKS = 1 << 20  # more than any job has; each is a line of what is due
 
@@ -93,8 +94,7 @@ def _draw(
 
 def _age(each: Gathered) -> int:
     """Return when the newest operation of an attempt was called (ns); 0 where nothing says."""
-    dumps = [rank_dump.dump for rank_dump in each.evidence.dumps]
-    return max((entry.created_ns or 0 for dump in dumps for entry in dump.entries), default=0)
+    return max((newest_ns(each.dump.entries) for each in each.evidence.dumps), default=0)
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:

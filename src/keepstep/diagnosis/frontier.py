@@ -1,68 +1,16 @@
-"""How far each rank came in each of its groups.
-
-One pass over the entries of a dump keeps the first pending and the last finished operation of each
-group and forgets the rest, so that a diagnosis needs little memory whatever the ring buffer holds.
-"""
+"""How far each rank came in each of its groups."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from keepstep.diagnosis.groups import Roster, build_roster
+from keepstep.diagnosis.standing import Position, Standing, find_standing
 from keepstep.diagnosis.words import ranks as rank_list
-from keepstep.recorder.meaning import MEANINGS, Counting, Retired
-from keepstep.recorder.model import Backend, Direction, Dump, Entry, GroupName, State
-
-
-@dataclass(slots=True)
-class Position:
-    """Where one rank stands in the collectives of one group."""
-
-    oldest: Entry | None = None  # that the ring buffer still holds
-    enqueued: int | None = None  # newest sequence that it entered; None: nobody knows
-    completed: int | None = None  # newest sequence that it is known to have finished
-    last: Entry | None = None
-    done: Entry | None = None
-    pending: Entry | None = None  # the oldest unfinished one
-    pending_sequence: int | None = None  # of it; known without an entry where counters say it
-
-
-@dataclass(slots=True)
-class Transfers:
-    """Point-to-point operations of one rank with one peer in one direction, in their order."""
-
-    issued: int = 0
-    finished: int = 0
-    pending: Entry | None = None  # the oldest unfinished one
-    number: int = 0  # of it, counted from the first retained one
-
-
-PeerKey = tuple[int, Direction, int | None]  # group index, direction, peer (global rank)
-
-
-@dataclass(slots=True)
-class Standing:
-    """All that the diagnosis keeps of one rank's dump."""
-
-    rank: int
-    backend: Backend
-    whole: bool  # the ring buffer holds everything since the first operation
-    proven: bool  # this recorder shows which operations finished
-    positions: dict[int, Position] = field(default_factory=dict)  # by group index
-    transfers: dict[PeerKey, Transfers] = field(default_factory=dict)
-    newest_finished: int = -1  # highest record number that is known to be finished
-    lost: bool = False  # the ring buffer has overwritten operations that are still pending
-
-
-@dataclass(slots=True)
-class _Slot:
-    """Working state of one group of one process during the pass."""
-
-    position: Position = field(default_factory=Position)
-    transfers: dict[tuple[Direction, int | None], Transfers] = field(default_factory=dict)
-    status: int = 0
+from keepstep.recorder.meaning import MEANINGS, Counting
+from keepstep.recorder.model import Backend, Dump, Entry, GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +53,7 @@ def find_frontier(dumps: Mapping[int, Dump], everyone: frozenset[int]) -> Fronti
                     " all groups: its operations cannot be lined up with those of other ranks."
                 )
             dumps[rank] = number_per_group(dump)
-    passes = {rank: _pass(dump, usual) for rank, dump in dumps.items()}
+    passes = {rank: find_standing(dump, usual) for rank, dump in dumps.items()}
     roster = build_roster(dumps, {rank: slots for rank, (_, slots) in passes.items()}, everyone)
     standings: dict[int, Standing] = {}
     for rank, (standing, slots) in passes.items():
@@ -154,101 +102,6 @@ def number_per_group(dump: Dump) -> Dump:
         sequence = count[entry.pg_id, entry.group, p2p]
         entries.append(replace(entry, sequence=sequence, is_p2p=p2p))
     return replace(dump, entries=tuple(entries))
-
-
-def _pass(dump: Dump, usual: Backend | None) -> tuple[Standing, dict[tuple[int, GroupName], _Slot]]:
-    """Go over the entries of one dump once."""
-    backend = dump.backend
-    if backend is Backend.UNKNOWN and usual is not None:
-        backend = usual
-    meaning = MEANINGS[backend]
-    proven = meaning.completed_shown or meaning.retired is not Retired.NOTHING
-    by_state = meaning.completed_shown
-    slots: dict[tuple[int, int], _Slot] = {}
-    names: dict[int, GroupName] = {}
-    completed = State.COMPLETED
-    newest_finished = -1
-    previous = dump.entries[0].record - 1 if dump.entries else -1
-    for entry in dump.entries:
-        key = (entry.pg_id, id(entry.group))
-        slot = slots.get(key)
-        if slot is None:
-            slot = slots[key] = _Slot()
-            names[key[1]] = entry.group
-        if entry.record > previous + 1:  # only pending entries are written: those between finished
-            newest_finished = entry.record - 1
-        previous = entry.record
-        finished = entry.state is completed if by_state else entry.retired or not proven
-        if finished and proven:
-            newest_finished = previous
-        if entry.is_p2p:
-            if entry.operation.direction is not None:
-                _count(slot, entry, finished)
-            continue
-        position = slot.position
-        if position.last is None:
-            position.oldest = entry
-        position.last = entry
-        if finished:
-            position.done = entry
-        elif position.pending is None:
-            position.pending = entry
-    merged: dict[tuple[int, GroupName], _Slot] = {}
-    for (number, identity), slot in slots.items():
-        position = slot.position
-        if position.last is not None:
-            position.enqueued = position.last.sequence
-        if position.pending is not None:
-            position.pending_sequence = position.pending.sequence
-            position.completed = position.pending.sequence - 1
-        elif position.done is not None and proven:
-            position.completed = position.done.sequence
-        merged[number, names[identity]] = slot
-    whole = not dump.entries or dump.entries[0].record == 0
-    lost = not whole and _overwritten(dump, meaning.counting, merged)
-    standing = Standing(-1, backend, whole, proven, newest_finished=newest_finished, lost=lost)
-    return standing, merged
-
-
-def _overwritten(
-    dump: Dump, counting: Counting, slots: Mapping[tuple[int, GroupName], _Slot]
-) -> bool:
-    """Whether counters know of pending operations that the ring buffer no longer holds."""
-    lost = False
-    for (number, _), slot in slots.items():
-        position, status = slot.position, dump.status.get(number)
-        oldest = position.pending
-        if oldest is None or status is None or slot.transfers or oldest is not position.oldest:
-            continue
-        completed = status.completed
-        if counting is Counting.COLLECTIVES:
-            missing = oldest.sequence - 1 - (completed or 0)
-        elif counting is Counting.OPERATIONS:
-            missing = oldest.op_id - 1 - (-1 if completed is None else completed)
-        else:
-            continue
-        if missing > 0:
-            lost = True
-            position.pending = None
-            position.pending_sequence = oldest.sequence - missing
-            position.completed = position.pending_sequence - 1
-    return lost
-
-
-def _count(slot: _Slot, entry: Entry, finished: bool) -> None:
-    """Count one point-to-point operation."""
-    operation = entry.operation
-    assert operation.direction is not None
-    key = (operation.direction, operation.peer)
-    transfers = slot.transfers.get(key)
-    if transfers is None:
-        transfers = slot.transfers[key] = Transfers()
-    transfers.issued += 1
-    if finished:
-        transfers.finished += 1
-    elif transfers.pending is None:
-        transfers.pending = entry
-        transfers.number = transfers.issued
 
 
 def _use_counters(frontier: Frontier) -> None:

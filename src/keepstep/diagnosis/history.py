@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -75,7 +75,7 @@ class History:
         """Return one collective of one rank, None if its buffer does not hold it."""
         return self.of(rank, group).get(sequence)
 
-    def entries(self, rank: int) -> tuple[Entry, ...]:
+    def entries(self, rank: int) -> Sequence[Entry]:
         """Return all entries of a rank in the order of their records."""
         return self.frontier.dumps[rank].entries if rank in self.frontier.dumps else ()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from keepstep.diagnosis.frontier import Frontier, Standing
+from keepstep.diagnosis.frontier import Frontier
+from keepstep.diagnosis.standing import Standing
 from keepstep.recorder.model import Direction, Entry
 
 

@@ -16,6 +16,7 @@ from keepstep.incident.manifest import DUMP
 from keepstep.incident.regular import NOT_READABLE, NOT_THERE
 from keepstep.recorder import arrival, place
 from keepstep.recorder.delivery import Arrived, Delivery, Due, Item, Reason, Verdict, check_delivery
+from keepstep.recorder.entries import called_ns, newest_ns
 from keepstep.recorder.meaning import MEANINGS
 from keepstep.recorder.model import Backend, Dump, RankDump, Severity
 
@@ -118,7 +119,7 @@ def _on_disk(path: str) -> str:
 
 def _aged(file: Arrived, dump: Dump | None) -> Arrived:
     """Return the file with the age of its newest operation: copying makes a file look newer."""
-    newest = max((e.created_ns or 0 for e in dump.entries), default=0) / 1e9 if dump else 0
+    newest = newest_ns(dump.entries) / 1e9 if dump else 0
     if not newest or newest > file.modified_s:
         return file
     later = file.later_modified_s
@@ -128,7 +129,7 @@ def _aged(file: Arrived, dump: Dump | None) -> Arrived:
 
 def _started(dumps: Iterable[RankDump]) -> float:
     """Return when the oldest operation of the newest dump was called (s); 0.0 where none says."""
-    called = [[e.created_ns for e in d.dump.entries if e.created_ns is not None] for d in dumps]
+    called = [list(called_ns(each.dump.entries)) for each in dumps]
     newest = max(filter(None, called), key=max, default=[0])
     return min(newest) / 1e9
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from keepstep.diagnosis.frontier import Frontier, Position, Standing
+from keepstep.diagnosis.frontier import Frontier
 from keepstep.diagnosis.groups import NO_DESCRIPTION, ProcessGroup
+from keepstep.diagnosis.standing import Position, Standing
 from keepstep.diagnosis.verdict import Verdict
 from keepstep.diagnosis.waits import Lack, Step, Waits
 from keepstep.recorder.meaning import Progress, progress

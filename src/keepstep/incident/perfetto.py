@@ -8,15 +8,16 @@ on one time; everything else keeps its distance from the last event of its own h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keepstep._version import __version__
 from keepstep.diagnosis import words
-from keepstep.diagnosis.frontier import Frontier, Standing, find_frontier
+from keepstep.diagnosis.frontier import Frontier, find_frontier
 from keepstep.diagnosis.groups import all_ranks
 from keepstep.diagnosis.recorders import one_each
 from keepstep.diagnosis.stacks import call_site
+from keepstep.diagnosis.standing import Standing
 from keepstep.diagnosis.verdict import Verdict
 from keepstep.diagnosis.waits import Lack, Meeting, Step, Waits, find_waits
 from keepstep.incident.gather import Gathered
@@ -207,7 +208,7 @@ class _Drawing:
         return self._open(-1, WAITED_FOR, _short(name), min(begins, default=0), {})
 
 
-def _newest(entries: tuple[Entry, ...], standing: Standing, most: int) -> tuple[Entry, ...]:
+def _newest(entries: Sequence[Entry], standing: Standing, most: int) -> tuple[Entry, ...]:
     """Return the newest entries of a rank, and older ones that it waits in."""
     newest = entries[-most:]
     held: list[Entry | None] = [position.pending for position in standing.positions.values()]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections import deque
-from collections.abc import Iterable
-from itertools import repeat
-
+from keepstep.recorder.entries import Call, Entries
 from keepstep.recorder.model import (
     Backend,
     Direction,
     Dump,
-    Entry,
     Finding,
     Frame,
     Group,
@@ -21,7 +15,7 @@ from keepstep.recorder.model import (
     Severity,
     Status,
 )
-from keepstep.recorder.table import ABSENT, STATES, FrameRow, OperationRow, Table
+from keepstep.recorder.table import ABSENT, STATES, CallRow, FrameRow, OperationRow, Table
 
 
 class Builder:
@@ -29,6 +23,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._calls: dict[CallRow, Call] = {}
         self._operations: dict[OperationRow, Operation] = {}
         self._group_names: dict[tuple[str, str], GroupName] = {}
         self._groups: dict[tuple[str, str, tuple[int, ...] | None], Group] = {}
@@ -50,33 +45,29 @@ class Builder:
             extra=tuple(map(self._text, table.extra)),
         )
 
-    def _entries(self, table: Table) -> tuple[Entry, ...]:
-        numbers = {name: _integers(column) for name, column in table.integers.items()}
-        columns: dict[str, Iterable[object]] = {
-            "record": numbers["record"],
-            "pg_id": numbers["pg_id"],
-            "group": _chosen(map(self._group_name, table.group_names), numbers["group"]),
-            "operation": _chosen(map(self._operation, table.operations), numbers["operation"]),
-            "is_p2p": map(bool, table.flags["is_p2p"]),
-            "sequence": numbers["sequence"],
-            "op_id": numbers["op_id"],
-            "state": _chosen(STATES, table.flags["state"]),
-            "retired": map(bool, table.flags["retired"]),
-            "created_ns": _optional(numbers["created_ns"]),
-            "started_ns": _optional(numbers["started_ns"]),
-            "completed_ns": _optional(numbers["completed_ns"]),
-            "duration_ms": _durations(table.durations),
-            "timeout_ms": _optional(numbers["timeout_ms"]),
-            "thread": _chosen(map(self._text, table.threads), numbers["thread"]),
-            "stack": _chosen(map(self._stack, table.stacks), numbers["stack"]),
-        }
-        # A column at a time: making each entry with its 16 arguments takes three times as long.
-        entries = list(map(object.__new__, repeat(Entry, len(numbers["record"]))))
-        for name, column in columns.items():
-            deque(map(getattr(Entry, name).__set__, entries, column), maxlen=0)
-        if numbers["record"] != sorted(numbers["record"]):
-            entries.sort(key=lambda entry: entry.record)
-        return tuple(entries)
+    def _entries(self, table: Table) -> Entries:
+        return Entries(
+            table.length,
+            tuple(map(self._call, table.calls)),
+            tuple(map(self._stack, table.stacks)),
+            table.columns,
+            table.durations,
+        )
+
+    def _call(self, row: CallRow) -> Call:
+        if row not in self._calls:
+            operation, pg_id, group, is_p2p, state, retired, timeout_ms, thread = row
+            self._calls[row] = Call(
+                operation=self._operation(operation),
+                pg_id=pg_id,
+                group=self._group_name(group),
+                is_p2p=is_p2p,
+                state=STATES[state],
+                retired=retired,
+                timeout_ms=None if timeout_ms == ABSENT else timeout_ms,
+                thread=self._text(thread),
+            )
+        return self._calls[row]
 
     def _text(self, text: str) -> str:
         return self._texts.setdefault(text, text)
@@ -124,25 +115,3 @@ def findings(table: Table, path: str) -> tuple[Finding, ...]:
     return tuple(
         Finding(code, path, text, Severity(severity)) for code, text, severity in table.notes
     )
-
-
-def _integers(column: bytes) -> list[int]:
-    numbers = array("q")
-    numbers.frombytes(column)
-    return numbers.tolist()
-
-
-def _chosen(values: Iterable[object], numbers: Iterable[int]) -> Iterable[object]:
-    return map(tuple(values).__getitem__, numbers)
-
-
-def _optional(numbers: list[int]) -> Iterable[int | None]:
-    return [None if number == ABSENT else number for number in numbers]
-
-
-def _durations(column: bytes) -> Iterable[float | None]:
-    if not column:
-        return repeat(None)
-    durations = array("d")
-    durations.frombytes(column)
-    return [None if math.isnan(duration) else duration for duration in durations]

@@ -6,6 +6,7 @@ a thousand ranks fit into memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -125,7 +126,7 @@ class Dump:
     backend: Backend = Backend.UNKNOWN
     groups: tuple[Group, ...] = ()
     status: dict[int, Status] = field(default_factory=dict)  # by ``Entry.pg_id``
-    entries: tuple[Entry, ...] = ()  # in the order of their record numbers
+    entries: Sequence[Entry] = ()  # in the order of their record numbers
     extra: tuple[str, ...] = ()  # top-level keys that are known and not used, or unknown
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from keepstep.recorder import archive, limits, place, pool
 from keepstep.recorder.build import Builder, findings
 from keepstep.recorder.child import printable
+from keepstep.recorder.entries import newest_ns, outline
 from keepstep.recorder.model import Backend, Dump, Entry, Finding, GroupName, RankDump, Severity
 
 
@@ -231,7 +232,7 @@ class _Attribution:
             speaking = [claim for claim in same_rank if claim.dump.entries or claim.dump.status]
             for claims in by_backend.values():
                 best = max(claims, key=_worth) if len(claims) > 1 else claims[0]
-                if best not in speaking and speaking:
+                if speaking and all(best is not claim for claim in speaking):
                     self._drop(best, speaking[0])
                 else:
                     yield best
@@ -265,9 +266,9 @@ def _contradicting_group(dump: Dump, rank: int) -> str:
     """Return a group in which point-to-point operations name another rank as their own."""
     ranks = {group.name: group.ranks for group in dump.groups if group.ranks is not None}
     own: set[tuple[GroupName, int]] = {
-        (entry.group, entry.operation.own)
-        for entry in dump.entries
-        if entry.operation.own is not None
+        (call.group, call.operation.own)
+        for call in outline(dump.entries).calls
+        if call.operation.own is not None
     }
     wrong = [
         name.name
@@ -279,8 +280,8 @@ def _contradicting_group(dump: Dump, rank: int) -> str:
 
 def _worth(claim: RankDump) -> tuple[int, bool, str]:
     """Order dumps of one rank and backend: the newest counts, of equal ones that with stacks."""
-    newest = max((entry.created_ns or 0 for entry in claim.dump.entries), default=0)
-    return newest, any(entry.stack for entry in claim.dump.entries), str(claim.path)
+    entries = claim.dump.entries
+    return newest_ns(entries), any(entry.stack for entry in entries), str(claim.path)
 
 
 def _same_record(one: Dump, other: Dump) -> bool:
