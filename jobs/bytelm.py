@@ -2,6 +2,8 @@
 
 keepstep run --workers 3 --spares 1 jobs/bytelm.py --steps 120 --seed 0
 torchrun --nproc-per-node 3 jobs/bytelm.py --steps 120 --seed 0
+
+With --checkpoint DIR --every N it saves as it goes and begins where the last run ended.
 """
 
 from __future__ import annotations
@@ -107,6 +109,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ddp", action="store_true", help="use DistributedDataParallel")
     parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--checkpoint", metavar="DIR", help="save here, and go on from there")
+    parser.add_argument("--every", type=int, default=20, help="steps from one save to the next")
+    parser.add_argument("--keep", type=int, help="how many checkpoints stay (all)")
+    parser.add_argument("--readable-by", metavar="VERSION", help="e.g. 2.14: may go back to it")
     options = parser.parse_args()
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
@@ -140,7 +146,12 @@ def main() -> None:
         text = torch.zeros((1, size.context), dtype=torch.long, device=job.device)
         model(text).sum().backward()
 
-    job.train(step, state, steps=options.steps, warm_up=warm_up)
+    checkpoint = None
+    if options.checkpoint:
+        checkpoint = keepstep.Checkpoint(
+            options.checkpoint, options.every, options.keep, options.readable_by
+        )
+    job.train(step, state, steps=options.steps, warm_up=warm_up, checkpoint=checkpoint)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,28 @@ from keepstep.runtime.board import Board, Condition, Row
 WHO = {"worker": 1, "rank": 1, "pid": 8123, "host": "127.0.0.1", "generation": 1}
 AGENT = {"agent": "a7", "host": "10.0.0.2", "generation": 1}
 
+SAVED = {"worker": 0, "step": 50, "folder": "/r/step-000050", "seconds": 1.24, "held_s": 0.0042}
+
 TOLD: list[tuple[Fact, str]] = [
+    (
+        {"event": "checkpoint_saved", "generation": 1, **SAVED},
+        "checkpoint /r/step-000050 after 1.2 s; training was held for 4 ms",
+    ),
+    (
+        {"event": "checkpoint_left_out", "generation": 1, **SAVED, "why": "OSError: disk full"},
+        "no checkpoint of step 50: OSError: disk full",
+    ),
+    (
+        {"event": "from_checkpoint", "generation": 0, "step": 50},
+        "the job goes on from a checkpoint of step 50",
+    ),
+    (
+        {"event": "torch_versions_differ", **WHO, "found": ["2.15.0", "2.14.1"]},
+        "ranks run different versions of PyTorch (2.15.0, 2.14.1): results may differ in the last "
+        "bits, and 2.15 and older cannot save one checkpoint together (dcp.save ends with 'too "
+        "many values to unpack') unless every rank of 2.15 calls "
+        "keepstep.checkpoint.write_old_format() first; seen at rank 1 (worker 1, pid 8123)",
+    ),
     (
         {"event": "incident", "incident": "j-generation-0001-kill-rank-1", "folder": "/i/j/a7"},
         "evidence of the fault is in /i/j/a7",
@@ -327,7 +348,7 @@ def emitted(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in ("_event", "_tell") and node.args:
+                if node.func.attr in ("_event", "event", "_tell") and node.args:
                     yield from _texts(node.args[0])
             elif isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):

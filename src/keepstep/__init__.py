@@ -1,8 +1,8 @@
 """Keep every rank in step: through a bad GPU, a hang, or a bad release.
 
-The API of a training script: ``join``, ``State``, ``Job`` and ``Sampler``. It needs the standard
-library and torch, nothing else, and loads torch only when one of these names is used: agent and
-coordinator live in this package too and must start fast.
+The API of a training script: ``join``, ``State``, ``Job``, ``Sampler`` and ``Checkpoint``. It
+needs the standard library and torch, nothing else, and loads torch only when one of these names is
+used: agent and coordinator live in this package too and must start fast.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from keepstep.runtime.checkpoints import Checkpoint
     from keepstep.runtime.job import Job, join
     from keepstep.runtime.replicas import DataParallel
     from keepstep.runtime.sampler import Sampler
     from keepstep.runtime.state import State, Stateful
 
-__all__ = ["DataParallel", "Job", "Sampler", "State", "Stateful", "join"]
+__all__ = ["Checkpoint", "DataParallel", "Job", "Sampler", "State", "Stateful", "join"]
 
 _HOMES = {
+    "Checkpoint": "checkpoints",
     "DataParallel": "replicas",
     "Job": "job",
     "Sampler": "sampler",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TextIO
 
+from keepstep.runtime.mixed_world import mixed_world
 from keepstep.runtime.session import RunResult, Session
 
 Fact = dict[str, Any]
@@ -291,6 +292,25 @@ def _metrics(fact: Fact) -> str:
     return f"metrics for Prometheus: {fact['url']}"
 
 
+def _checkpoint_saved(fact: Fact) -> str:
+    held = f"{fact['held_s'] * 1000:.0f} ms"
+    return (
+        f"checkpoint {fact['folder']} after {fact['seconds']:.1f} s; training was held for {held}"
+    )
+
+
+def _checkpoint_left_out(fact: Fact) -> str:
+    return f"no checkpoint of step {fact['step']}: {fact['why']}"
+
+
+def _from_checkpoint(fact: Fact) -> str:
+    return f"the job goes on from a checkpoint of step {fact['step']}"
+
+
+def _torch_versions_differ(fact: Fact) -> str:
+    return f"{mixed_world(fact['found'])}; seen at {who(fact)}"
+
+
 def _incident(fact: Fact) -> str:
     return f"evidence of the fault is in {fact['folder']}"
 
@@ -314,6 +334,8 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "agent_joined": _agent_joined,
     "agent_lost_contact": _agent_lost_contact,
     "back_to_snapshot": _back_to_snapshot,
+    "checkpoint_left_out": _checkpoint_left_out,
+    "checkpoint_saved": _checkpoint_saved,
     "coordinator_away": _coordinator_away,
     "coordinator_back": _coordinator_back,
     "coordinator_exited": _coordinator_exited,
@@ -323,6 +345,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "finish": _finish,
     "form": _form,
     "form_failed": _form_failed,
+    "from_checkpoint": _from_checkpoint,
     "growing": _growing,
     "halt": _halt,
     "incident": _incident,
@@ -337,6 +360,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "stall": _stall,
     "step_failed": _step_failed,
     "straggler": _straggler,
+    "torch_versions_differ": _torch_versions_differ,
     "unjudged": _unjudged,
     "verdict": _verdict,
     "waiting_for_spare": _waiting_for_spare,

@@ -107,25 +107,39 @@ def decide(
 
 
 def from_first(
-    members: Sequence[int], digests: Mapping[int, str], owners: Mapping[int, int] | None = None
+    members: Sequence[int],
+    digests: Mapping[int, str],
+    owners: Mapping[int, int] | None = None,
+    *,
+    start: int = 0,
+    starts: Mapping[int, int] | None = None,
 ) -> Decision:
-    """Return the start of a job: everybody takes the state of rank 0, where theirs differs.
+    """Return the start of a job: all take the state of the first rank that holds it.
 
     Args:
         members: the worker of each rank.
-        digests: worker -> digest of what it built.
+        digests: worker -> digest of what it built or loaded.
         owners: rank -> worker that was to have the rank and left its initial per-rank state.
+        start: the step count of the job's start; above 0 for one that goes on from a checkpoint.
+        starts: worker -> step count of what it holds; absent: ``start``.
+
+    Raises:
+        NoCommonStateError: nobody holds a state of ``start``.
     """
-    agreed = digests[members[0]]
+    known = starts or {}
+    holders = [wid for wid in members if known.get(wid, start) == start and digests[wid]]
+    if not holders:
+        raise NoCommonStateError(f"every process that had loaded the state of step {start} is gone")
+    agreed = digests[holders[0]]
     same = tuple(wid for wid in members if digests[wid] == agreed)
     sources = {
-        rank: RankSource(wid=owner, count=0)
+        rank: RankSource(wid=owner, count=start)
         for rank, owner in (owners or {}).items()
         if owner != members[rank]
     }
     return Decision(
         source="live",
-        start_step=0,
+        start_step=start,
         digest=agreed,
         donors=same,
         receivers=tuple(wid for wid in members if wid not in same),

@@ -29,9 +29,23 @@ def try_first_generation(job: JobState) -> None:
     }
     if len(digests) < job.settings.world_size:
         return
+    starts = _starts(job)
+    if len(set(starts.values())) > 1:
+        found = ", ".join(f"rank {job.rank_of(wid)} step {step}" for wid, step in starts.items())
+        abort(job, f"ranks found different checkpoints ({found}): is it one folder for all?", 1)
+        return
+    start = next(iter(starts.values()), 0)
+    if start:
+        job.event("from_checkpoint", step=start)
     job.owners = list(job.slots)
     job.generation = 1
-    _form_generation(job, from_first(job.members, digests))
+    _form_generation(job, from_first(job.members, digests, start=start))
+
+
+def _starts(job: JobState) -> dict[int, int]:
+    """Return worker -> step count of what it holds, of members that looked for a checkpoint."""
+    ready = {wid: job.workers[wid].ready for wid in job.members}
+    return {wid: said.start for wid, said in ready.items() if said is not None and said.start >= 0}
 
 
 def try_form(job: JobState) -> None:
@@ -114,7 +128,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
         for wid in job.members:
             ready = job.workers[wid].ready
             digests.setdefault(wid, ready.digest if ready is not None else "")
-        return from_first(job.members, digests, _known_owners(job))
+        return _first_again(job, digests)
     try:
         decision = decide(
             members=job.members,
@@ -141,6 +155,18 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
         if "differ" in decision.why:
             job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
     return decision
+
+
+def _first_again(job: JobState, digests: dict[int, str]) -> Decision | None:
+    """Return the start of a job whose first generation did not come to life."""
+    start = job.generations[0][1] if job.generations else 0
+    starts = dict.fromkeys(job.members, -1) | _starts(job)
+    owners = _known_owners(job)
+    try:
+        return from_first(job.members, digests, owners, start=start, starts=starts)
+    except NoCommonStateError as error:
+        abort(job, f"no state to go on from: {error}", 1)
+        return None
 
 
 def _known_owners(job: JobState) -> dict[int, int]:

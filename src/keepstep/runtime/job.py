@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from keepstep.runtime.checkpoints import Checkpoint, Checkpoints, Outcome
 from keepstep.runtime.config import WorkerConfig
 from keepstep.runtime.group import GradientAverager, Groups
 from keepstep.runtime.progress import Phase, Slot
-from keepstep.runtime.replicas import DataParallel, take_state_of_rank_zero
+from keepstep.runtime.replicas import DataParallel, compare_ranks, take_state_of_rank_zero
 from keepstep.runtime.sampler import Sampler
 from keepstep.runtime.state import State
 from keepstep.runtime.worker import Supervision
@@ -199,6 +200,7 @@ class Job:
         state: State,
         steps: int,
         warm_up: Callable[[], None] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """Run ``step(0)`` to ``step(steps - 1)`` so that each takes effect exactly once.
 
@@ -210,16 +212,21 @@ class Job:
         backward on made-up data, without communication, saves a replacement the cost of its first
         step. It must leave the replicated state as it is.
 
+        With ``checkpoint`` the state is saved while the training goes on, and the job begins with
+        the newest of its checkpoints that is complete and undamaged.
+
         Raises:
             ValueError: ``steps`` is negative.
+            CannotResumeError: there are checkpoints, and the job cannot go on from them.
             Exception: unsupervised, whatever the step raises.
         """
         if steps < 0:
             raise ValueError(f"train(steps={steps}): a number of steps is wanted")
         if self._supervision is None:
-            self._train_unsupervised(step, state, steps)
+            self._train_unsupervised(step, state, steps, checkpoint)
         else:
-            self._supervision.train(step, state, steps, self._begin_generation, warm_up)
+            begin = self._begin_generation
+            self._supervision.train(step, state, steps, begin, warm_up, checkpoint)
 
     def _begin_generation(self) -> None:
         for wrapped in self._parallel:
@@ -227,8 +234,26 @@ class Job:
         for callback in self._callbacks:
             callback()
 
-    def _train_unsupervised(self, step: Step, state: State, steps: int) -> None:
+    def _train_unsupervised(
+        self, step: Step, state: State, steps: int, checkpoint: Checkpoint | None
+    ) -> None:
+        rank, members = self.rank, list(range(self.world_size))
+        saved = Checkpoints(checkpoint, state, steps, _print_outcome) if checkpoint else None
+        start = saved.resume(rank) if saved else 0
+        compare_ranks(start)
         take_state_of_rank_zero(state, self.device)
+        if saved:
+            attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            saved.begin(attempt + 1, rank, members, start)
         self._begin_generation()
-        for number in range(steps):
+        for number in range(start, steps):
             step(number)
+            if saved:
+                saved.committed(number + 1, state.capture_rank)
+        if saved:
+            saved.finish(state.capture_rank, lambda: None)
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    if outcome.why:
+        sys.stderr.write(f"keepstep: no checkpoint of step {outcome.step}: {outcome.why}\n")

@@ -59,6 +59,7 @@ class JobState:
     stragglers: StragglerWindow = field(default_factory=StragglerWindow)
     swap_cost: float = SWAP_COST
     sample_rows: list[list[int]] = field(default_factory=list)
+    torch_versions: list[str] = field(default_factory=list)  # of the workers, in order of arrival
     agents_reported: set[str] = field(default_factory=set)
     form_began: float = 0.0
     failing_step: int = 0

@@ -82,6 +82,7 @@ class Ready(Report):
     steps: int
     digest: str
     address: str
+    start: int = 0  # steps committed in what it holds; -1: it looked for no checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +144,17 @@ class SnapshotTaken(Report):
     digest: str
     payload: bool
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpointed(Report):
+    """A checkpoint has been saved, or (``why``) has not. Said by rank 0."""
+
+    step: int
+    folder: str
+    seconds: float  # from its copy in memory to its final name
+    held: float  # of them, during which the training was held
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

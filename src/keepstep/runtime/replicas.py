@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from keepstep.runtime.buffers import buffer_of
+from keepstep.runtime.mixed_world import mixed_world
 from keepstep.runtime.state import Encoded, State, decode, digest_of
 
 if TYPE_CHECKING:
@@ -51,6 +53,24 @@ class DataParallel(torch.nn.Module):
         result = self._wrapped[0](*args, **kwargs)
         self._job.note_entry()
         return result
+
+
+def compare_ranks(start: int) -> None:
+    """Check that all ranks begin with one step, and say so if their PyTorch differs.
+
+    Raises:
+        RuntimeError: they found different checkpoints.
+    """
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (start, torch.__version__))
+    steps, versions = ([each[place] for each in found] for place in (0, 1))
+    if len(set(steps)) > 1:
+        raise RuntimeError(
+            f"ranks found checkpoints of different steps ({', '.join(map(str, steps))}, in order "
+            "of rank): is it one folder that all hosts share?"
+        )
+    if len(set(versions)) > 1 and dist.get_rank() == 0:
+        print(f"keepstep: {mixed_world(sorted(set(versions)))}", file=sys.stderr, flush=True)
 
 
 def take_state_of_rank_zero(state: State, device: torch.device) -> None:

@@ -16,6 +16,10 @@ def on_joined(job: JobState, worker: Worker, message: p.Joined) -> None:
     """It called ``keepstep.join()``."""
     worker.joined = True
     job.event("worker_joined", **job.who(worker.wid), agent=worker.agent, torch=message.torch)
+    if message.torch not in job.torch_versions:
+        job.torch_versions.append(message.torch)
+        if len(job.torch_versions) > 1:
+            job.event("torch_versions_differ", **job.who(worker.wid), found=job.torch_versions[:])
 
 
 def on_ready(job: JobState, worker: Worker, message: p.Ready) -> None:
@@ -108,6 +112,19 @@ def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -
         job.send(ALL, p.SnapshotEvery(every=every, from_step=ahead))
 
 
+def on_checkpointed(job: JobState, worker: Worker, message: p.Checkpointed) -> None:
+    """A checkpoint is there, or is not."""
+    job.event(
+        "checkpoint_left_out" if message.why else "checkpoint_saved",
+        worker=worker.wid,
+        step=message.step,
+        folder=message.folder,
+        seconds=round(message.seconds, 3),
+        held_s=round(message.held, 4),
+        **({"why": message.why[:300]} if message.why else {}),
+    )
+
+
 def on_done(job: JobState, worker: Worker, message: p.Done) -> None:
     """It did all steps."""
     worker.handle = message.handle
@@ -160,6 +177,7 @@ HANDLERS: dict[type[p.Message], Callable[[JobState, Worker, Any], None]] = {
     p.FormFailed: on_form_failed,
     p.Resumed: on_resumed,
     p.SnapshotTaken: on_snapshot_taken,
+    p.Checkpointed: on_checkpointed,
     p.Done: on_done,
     p.Proposal: on_proposal,
     p.StepFailed: on_step_failed,

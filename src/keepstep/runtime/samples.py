@@ -67,7 +67,7 @@ def count_lost_and_repeated(
     Args:
         rows: [worker, number of the run, *run], merged.
         generations: [number, start step, ...] in the order in which they were formed.
-        steps: committed steps of the job.
+        steps: committed steps of the job; those before its first generation are of an earlier run.
 
     Step ``n`` must cover the positions ``[n * batch, (n + 1) * batch)``.
     """
@@ -76,7 +76,7 @@ def count_lost_and_repeated(
     batch = max(row[7] for row in rows)
     by_step = _shares_by_step(rows)
     lost = repeated = 0
-    for step in range(steps):
+    for step in range(generations[0][1], steps):
         chosen = effective_generation(generations, step)
         shares = [share for share in by_step.get(step, []) if share[2] == chosen]
         missing, double = _coverage(shares, step * batch, (step + 1) * batch)

@@ -53,8 +53,12 @@ class Encoded:
             }
             for tensor in self.tensors
         ]
-        body = {"tree": self.tree, "tensors": entries}
-        return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+        return dump_manifest({"tree": self.tree, "tensors": entries})
+
+
+def dump_manifest(manifest: dict[str, Any]) -> bytes:
+    """Return a manifest in the form over which digests are made."""
+    return json.dumps(manifest, separators=(",", ":"), sort_keys=True).encode()
 
 
 def digest_of(manifest: bytes) -> str:
@@ -188,6 +192,9 @@ class State:
     _optimizer_began: bool = field(default=False, init=False, repr=False)
     _seen: list[Any] = field(default_factory=list, init=False, repr=False)
     _buffers: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
+    _head: bytes = field(default=b"", init=False, repr=False)  # of the rank's record
+    _head_settings: list[Any] = field(default_factory=list, init=False, repr=False)
+    _rank_tensors: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the objects and start to watch them for changes."""
@@ -245,7 +252,7 @@ class State:
             if parameter is not None
         ]
         settings = [
-            [(key, _brief(value)) for key, value in group.items() if key != "params"]
+            [_brief(value) for key, value in group.items() if key != "params"]
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
@@ -268,24 +275,18 @@ class State:
 
     def capture_rank(self) -> bytes:
         """Return generators and per-rank objects of this rank: a line of JSON, then raw bytes."""
-        encoded = encode({name: item.state_dict() for name, item in self.per_rank.items()})
         captured = generators.capture()
-        head = {
-            "generators": [
-                [name, settings, len(words)] for name, (settings, words) in captured.items()
-            ],
-            "tree": encoded.tree,
-            "tensors": [
-                {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-                for tensor in encoded.tensors
-            ],
-        }
+        settings = [(name, part[0], len(part[1])) for name, part in captured.items()]
+        if self.per_rank or settings != self._head_settings:
+            encoded = encode({name: item.state_dict() for name, item in self.per_rank.items()})
+            self._head_settings = settings
+            self._head = _rank_head(settings, encoded)
+            self._rank_tensors = encoded.tensors
         return b"".join(
             [
-                json.dumps(head, separators=(",", ":")).encode(),
-                b"\n",
+                self._head,
                 *(words for _, words in captured.values()),
-                *(buffer_of(tensor) for tensor in encoded.tensors),
+                *(buffer_of(tensor) for tensor in self._rank_tensors),
             ]
         )
 
@@ -309,8 +310,23 @@ class State:
         generators.restore(captured)
 
 
+def _rank_head(settings: list[Any], encoded: Encoded) -> bytes:
+    """Return the first line of a rank's record: what the raw bytes after it are."""
+    head = {
+        "generators": settings,
+        "tree": encoded.tree,
+        "tensors": [
+            {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+            for tensor in encoded.tensors
+        ],
+    }
+    return json.dumps(head, separators=(",", ":")).encode() + b"\n"
+
+
 def _brief(value: Any) -> Any:
     """Return what tells a setting of an optimizer from another, without a look at the GPU."""
+    if type(value) in _PLAIN:
+        return value
     return (id(value), value._version) if isinstance(value, torch.Tensor) else repr(value)
 
 

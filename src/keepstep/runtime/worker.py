@@ -8,6 +8,7 @@ the coordinator's halt, say what this worker holds, enter the next generation, g
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
+from keepstep.runtime.checkpoints import Checkpoint, Checkpoints, Outcome
 from keepstep.runtime.config import WorkerConfig, transport_asked
 from keepstep.runtime.exchange import Offer, fetch_payload, fetch_state
 from keepstep.runtime.failures import origin_of
@@ -186,10 +188,12 @@ class Supervision:
         steps: int,
         begin: Callable[[], None],
         warm_up: Callable[[], None] | None,
+        checkpoint: Checkpoint | None,
     ) -> None:
         """Run the steps; ``begin`` is called at the start of every generation."""
         self._state, self._step, self._steps, self._begin = state, step, steps, begin
         self._warm_up(warm_up)
+        start = self._load_checkpoint(checkpoint)
         state.guard = self._check
         state.mark_clean()
         encoded = state.encode_replicated()
@@ -206,10 +210,11 @@ class Supervision:
                 steps=steps,
                 digest=digest_of(encoded.manifest()),
                 address=address,
+                start=start,
             )
         )
         self._last_record = self._capture_record()
-        self._records.write(0, is_commit=True, data=self._last_record)
+        self._records.write(max(0, start), is_commit=True, data=self._last_record)
         try:
             self._enter_next(encoded)
             while True:
@@ -218,6 +223,24 @@ class Supervision:
             self.progress.enter(Phase.LEFT)
             if self.generation == 0:
                 sys.exit(0)  # a spare that was never needed
+
+    _checkpoints: Checkpoints | None = None
+
+    def _load_checkpoint(self, plan: Checkpoint | None) -> int:
+        """Return the step of the checkpoint that was loaded, 0 for none, -1 if none was sought."""
+        assert self._state is not None
+        if plan is None:
+            return 0
+        self._checkpoints = Checkpoints(plan, self._state, self._steps, self._tell_checkpoint)
+        rank = int(os.environ["RANK"])
+        # Others come later, or as spares: they receive the state of those who have a rank.
+        return self._checkpoints.resume(rank) if rank < self.config.world_size else -1
+
+    def _tell_checkpoint(self, outcome: Outcome) -> None:
+        self._link.send(p.Checkpointed(wid=self.config.wid, **dataclasses.asdict(outcome)))
+
+    def _rank_state(self) -> bytes:
+        return vault.state_in(self._last_record)
 
     def _warm_up(self, own: Callable[[], None] | None) -> None:
         """Make this process ready for its first step; leave no trace in its state."""
@@ -242,6 +265,9 @@ class Supervision:
             while self._committed < self._steps:
                 self._stop_at_boundary()
                 self._run_step(self._committed)
+            if self._checkpoints is not None:
+                self.progress.enter(Phase.WAITING)
+                self._checkpoints.finish(self._rank_state, self._stop_at_boundary)
             self._announce_done()
             self._obey(self._link.wait_order())
         except FinishedError:
@@ -293,6 +319,8 @@ class Supervision:
                 p.Resumed(wid=self.config.wid, generation=self.generation, committed=count, ago=0.0)
             )
         self._maybe_snapshot(count)
+        if self._checkpoints is not None:
+            self._checkpoints.committed(count, self._rank_state)
 
     # --- snapshots ------------------------------------------------------------------------------
 
@@ -458,6 +486,9 @@ class Supervision:
         self._records.write(form.start_step, is_commit=True, data=self._last_record)
         self._entry, self._entry_is_exact = (-1, b""), False
         self._snapshot_every = form.snapshot_every
+        if self._checkpoints is not None:
+            rank = form.members.index(self.config.wid)
+            self._checkpoints.begin(form.generation, rank, form.members, form.start_step)
 
     _first_count = 0
     _torn = False

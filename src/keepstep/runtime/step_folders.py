@@ -1,0 +1,77 @@
+"""The folders of a run's checkpoints: which are complete, which are not, which may go.
+
+``step-000050`` is a complete checkpoint: it got this name when all of it was on the disk. What else
+begins with such a name has a suffix, and no reader takes it for a checkpoint:
+
+* ``.G.saving``: a save of generation G that is under way, or was cut off;
+* ``.set-aside``: the job went on from an earlier step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+METADATA = ".metadata"  # written last by every save of PyTorch
+RECORD = "keepstep.json"  # what Job.train needs to go on from a checkpoint
+
+_STEP = re.compile(r"step-(\d+)")
+_CUT_OFF = re.compile(r"step-\d+\.\d+\.saving")
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Return where the complete checkpoint of a step lies."""
+    return root / f"step-{step:06d}"
+
+
+def saving_folder(root: Path, step: int, generation: int) -> Path:
+    """Return where it is written; a generation saves a step once."""
+    return root / f"step-{step:06d}.{generation}.saving"
+
+
+def steps_in(root: Path) -> list[int]:
+    """Return the steps that have a folder with a final name, in order."""
+    if not root.is_dir():
+        return []
+    found = (_STEP.fullmatch(entry.name) for entry in root.iterdir())
+    return sorted({int(match[1]) for match in found if match})
+
+
+def publish(saved: Path, final: Path) -> None:
+    """Give a save that is complete its final name, and bring both to the disk."""
+    sync(saved)
+    saved.rename(final)
+    sync(final.parent)
+
+
+def set_aside(root: Path, after: int) -> list[Path]:
+    """Take their names from the checkpoints of later steps; return where they are now."""
+    moved = []
+    for step in steps_in(root):
+        if step > after:
+            folder = step_folder(root, step)
+            aside = folder.with_name(f"{folder.name}.set-aside")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            moved.append(aside)
+    return moved
+
+
+def remove_cut_off(root: Path, *, but: set[str]) -> None:
+    """Remove what saves that were cut off have left, except what is in ``but``."""
+    for entry in root.iterdir() if root.is_dir() else ():
+        if _CUT_OFF.fullmatch(entry.name) and entry.name not in but:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where the file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems refuse it for folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
