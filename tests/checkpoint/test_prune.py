@@ -18,14 +18,18 @@ from keepstep.checkpoint.errors import NotACheckpointError
 from keepstep.checkpoint.ledger import LedgerError, ledger_of
 from keepstep.checkpoint.protect import Terms, protect, release
 from keepstep.checkpoint.prune import Plan, plan_prune, prune
+from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.sibling import Placement
 from keepstep.checkpoint.status import steps_of
 from keepstep.checkpoint.store import LocalStore
+from keepstep.checkpoint.window import window_of
+from keepstep.exit_codes import ExitCode
 from tests.checkpoint.runs import TOMORROW, Run, content, run
 
 __all__ = ["run"]
 
 TERMS = Terms(minor="2.14", owner="maria", until=TOMORROW)
+COMMAND = "from keepstep.cli.main import main; main()"
 KILLED = Path(__file__).with_name("prune_killed.py")
 
 
@@ -113,6 +117,30 @@ def test_what_is_not_recognised_stays(run: Run) -> None:
     )
     assert "link to another place" in done.stay["step-3"]
     assert len(content(elsewhere)) == 2
+
+
+def test_what_a_link_in_the_run_leads_to_stays(run: Run) -> None:
+    run.save(1, 2, 3)
+    (run.path / "last.ckpt").symlink_to("step-1")
+    (run.path / "nowhere").symlink_to("step-7")
+    done = prune(run.store, 1)
+    assert (run.steps(), done.stay["step-1"]) == ([1, 3], "last.ckpt is a link to it")
+
+
+def test_a_trainer_that_removes_at_the_same_time_is_no_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save(1, 2, 3)
+    rename = os.rename
+
+    def late(source: Path, target: Path) -> None:
+        if source.name == "step-1":
+            shutil.rmtree(source)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    prune(run.store, 1)
+    assert run.steps() == [3]
 
 
 def test_metadata_of_each_rank_does_not_tell_whether_the_newest_is_whole(run: Run) -> None:
@@ -236,7 +264,40 @@ def test_a_window_that_is_not_understood_stops_it_too(run: Run) -> None:
     assert run.steps() == [100, 200]
 
 
-# Crashes.
+# Others at the same time, and crashes.
+
+
+@pytest.mark.slow
+def test_protect_and_prune_at_the_same_time_agree(run: Run) -> None:
+    commands = {
+        "protect": ["protect", "--for", "2.14", "--owner", "maria", "--until", str(TOMORROW)],
+        "prune": ["prune", "--keep", "1"],
+    }
+    for turn in range(6):
+        shutil.rmtree(run.path)
+        run.path.mkdir()
+        shutil.rmtree(run.copies, ignore_errors=True)
+        run.ledger.unlink(missing_ok=True)
+        run.save(100, 200, 300, 400)
+        order = ["protect", "prune"] if turn % 2 else ["prune", "protect"]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", COMMAND, "checkpoint", *commands[name], str(run.path)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in order
+        ]
+        for process in processes:
+            said, _ = process.communicate()
+            assert process.returncode in (ExitCode.PASS, ExitCode.INCONCLUSIVE), said
+        window = window_of(ledger_of(run.store).read())
+        assert window is not None
+        for name in window.names:
+            assert find_readers(run.store.below(name)).readers["2.14"]
+            assert (run.copies / name).is_dir()
+        assert [e["what"] for e in ledger_of(run.store).read()].count("protect") == 1
 
 
 def test_nobody_takes_what_is_set_aside_for_a_step(run: Run) -> None:

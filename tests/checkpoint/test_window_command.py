@@ -59,6 +59,8 @@ def test_a_window_from_its_beginning_to_its_end(run: Run, capsys: Capture) -> No
     assert rest[0].startswith(
         f"  step-200 ({size}): test-loaded with PyTorch 2.14.1 at 2026-11-29T20:00:00+00:00; copied"
     )
+    assert rest[1] == "    the newest that PyTorch 2.14 reads and that was test-loaded"
+    assert rest[3] == "    before it"
     assert "  accept 1: loss equal" in rest
     assert f"  costs 0 B now, {both} once the trainer has removed its own" in rest
 

@@ -111,7 +111,7 @@ def choose(root: Store, minor: str, earlier: Sequence[Mark] = ()) -> Choice:
         loaded.discard(name)
         try:
             reads = find_readers(store).readers[minor]
-        except CheckpointError:
+        except (CheckpointError, FileNotFoundError):  # the second: it was removed meanwhile
             continue
         newest = newest or name
         if not reads:

@@ -27,9 +27,9 @@ def is_protected(path: str | Path) -> bool:
 
             purge_exempt = lambda step: is_protected(f"{folder}/step-{step}")
     """
-    run, _, name = str(path).rstrip("/").rpartition("/")
+    run, slash, name = str(path).rstrip("/").rpartition("/")
     try:
-        window = window_of(ledger_of(open_store(run or ".")).read())
+        window = window_of(ledger_of(open_store(run or slash or ".")).read())
     except (CheckpointError, OSError) as error:
         _LOG.warning("keepstep: %s is kept: it is not known what is protected: %s", path, error)
         return True

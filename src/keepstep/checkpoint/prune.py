@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def plan_prune(root: LocalStore, keep: int, entries: list[Entry]) -> Plan:
         raise ValueError(f"--keep {keep}: at least the newest complete checkpoint stays")
     window = window_of(entries)
     protected = _protected(root, window)
+    linked = _linked_to(root)
     complete, stay = _judged(root)
     # In the order of `complete`: the newest stay, then what the window names.
     for place, name in enumerate(complete):
@@ -72,6 +74,8 @@ def plan_prune(root: LocalStore, keep: int, entries: list[Entry]) -> Plan:
             stay[name] = protected[name]
         elif place < keep:
             stay[name] = f"one of the {keep} newest"
+        elif name in linked:
+            stay[name] = f"{linked[name]} is a link to it"
     going = [name for name in complete if name not in stay]
     for name, user in _referred_to(root, [n for n in complete if n in stay], going).items():
         stay[name] = f"{user} refers to its files"
@@ -107,7 +111,8 @@ def prune(root: LocalStore, keep: int) -> Plan:
         for folder, removals in ((root.path, plan.remove), (copies, plan.copies)):
             # The oldest first: a crash leaves no gap in the run.
             for removal in reversed(removals):
-                set_aside(folder, removal.name)
+                with suppress(FileNotFoundError):  # the trainer's own retention was faster
+                    set_aside(folder, removal.name)
     clear(root.path)
     clear(copies)
     if copies.is_dir() and not any(copies.iterdir()):
@@ -153,6 +158,19 @@ def _doubt(store: LocalStore, *, newest: bool) -> str:
     if newest and GLOBAL not in files and HF_INDEX not in files:
         return f"the newest, and {kind} files do not tell whether all ranks have written"
     return ""
+
+
+def _linked_to(root: LocalStore) -> dict[str, str]:
+    """Return the folders that a link in the run leads to, such as ``latest``, and the link."""
+    home = root.path.resolve()
+    found = {}
+    with os.scandir(home) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                target = Path(entry.path).resolve()
+                if home in target.parents:
+                    found[target.relative_to(home).parts[0]] = entry.name
+    return found
 
 
 def _newer_data(files: dict[str, File]) -> bool:
@@ -202,11 +220,12 @@ def _idle_copies(
 
 
 def _removal(folder: Path, name: str) -> Removal:
-    sizes = [
-        (stat.st_size, stat.st_nlink)
-        for place, _, names in os.walk(folder)
-        for stat in (Path(place, each).lstat() for each in names)
-    ]
+    sizes = []
+    for place, _, names in os.walk(folder):
+        for each in names:
+            with suppress(FileNotFoundError):
+                stat = Path(place, each).lstat()
+                sizes.append((stat.st_size, stat.st_nlink))
     return Removal(
         name=name,
         bytes=sum(size for size, _ in sizes),

@@ -131,9 +131,14 @@ def _shortcomings(
 def _lines(root: str, done: Protection, warnings: list[str], following: list[str]) -> list[str]:
     window = done.window
     lines = [f"{root}: {window_line(window)}"]
+    why = f"the newest that PyTorch {window.minor} reads"
+    if done.choice.tested:
+        why += " and that was test-loaded"
     for mark in window.marks:
         made = done.copies.get(mark.name)
         lines.append(f"  {mark_text(mark)}" + (f"; copied by {made}" if made else ""))
+        lines.append(f"    {why}")
+        why = "before it"
     if window.marks:
         total = size_text(sum(mark.bytes for mark in window.marks))
         lines.append(f"  costs {_now(done)} now, {total} once the trainer has removed its own")
