@@ -32,6 +32,10 @@ _TIME = 2.0, 3e-7  # seconds of processor time, and seconds a byte of metadata
 _SHOWN = 100  # problems that are reported one by one
 
 
+# Each class empties the state of its objects: pickle would keep it, and it is most of the memory.
+# Not in a function of its own, because a call costs as much as all the rest.
+
+
 class Chunk:
     """A shard: where it begins in the tensor, and its shape."""
 
@@ -39,7 +43,9 @@ class Chunk:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.offsets, self.sizes = state["offsets"], state["sizes"]
-        _empty(state, 2)
+        if len(state) != 2:
+            raise _unknown_fields(state)
+        state.clear()
 
 
 class Index:
@@ -51,7 +57,9 @@ class Index:
         self.fqn = state["fqn"]
         self.index = state.get("index")
         self.offset = state.get("offset")
-        _empty(state, 1 + ("index" in state) + ("offset" in state))
+        if len(state) != 1 + ("index" in state) + ("offset" in state):
+            raise _unknown_fields(state)
+        state.clear()
 
 
 class StorageInfo:
@@ -64,7 +72,9 @@ class StorageInfo:
         self.offset = state["offset"]
         self.length = state["length"]
         self.transforms = state.get("transform_descriptors")
-        _empty(state, 3 + ("transform_descriptors" in state))
+        if len(state) != 3 + ("transform_descriptors" in state):
+            raise _unknown_fields(state)
+        state.clear()
 
 
 class Properties:
@@ -87,7 +97,9 @@ class Tensor:
         self.properties = state["properties"]
         self.size = state["size"]
         self.chunks = state["chunks"]
-        _empty(state, 3)
+        if len(state) != 3:
+            raise _unknown_fields(state)
+        state.clear()
 
 
 class Object:
@@ -105,11 +117,8 @@ class Record:
         self.state = dict(state)
 
 
-def _empty(state: dict[str, Any], known: int) -> None:
-    """Empty the state of an object: pickle would keep it, and it is most of the memory."""
-    if len(state) != known:
-        raise UnsafeMetadataError(f"an object with unknown fields among {list(state)!s:.200}")
-    state.clear()
+def _unknown_fields(state: dict[str, Any]) -> UnsafeMetadataError:
+    return UnsafeMetadataError(f"an object with unknown fields among {list(state)!s:.200}")
 
 
 def _layout(name: str) -> str:

@@ -33,6 +33,7 @@ from keepstep.checkpoint.opcodes import (
     code_at,
     first_opcode,
     opcodes,
+    sequence,
     skip_other,
 )
 
@@ -237,11 +238,5 @@ def _properties() -> re.Pattern[bytes]:
 def _ordinary() -> re.Pattern[bytes]:
     """Return what matches all opcodes up to the next place that may have to change."""
     state = _STATE + b"(?:" + _STRIDES + b"0?)?" + _END  # 0: dropped by an earlier rewriting
-    parts = (
-        SIMPLE + b"++",
-        REFERENCE,
-        rb"\((?!" + state[2:] + b")",
-        INTEGER,
-        b"(?!" + _SPECIAL_TEXT + b")" + TEXT,
-    )
-    return re.compile(b"(?:" + b"|".join(parts) + b")*+", re.DOTALL)
+    mark = rb"\((?!" + state[2:] + b")"
+    return sequence(SIMPLE, b"(?!" + _SPECIAL_TEXT + b")" + TEXT, mark)
