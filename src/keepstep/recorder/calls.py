@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from keepstep.recorder import limits
-from keepstep.recorder.model import Direction
+from keepstep.recorder.kinds import Direction
 from keepstep.recorder.plain import RefusedError, shown
 from keepstep.recorder.table import ABSENT, STATES, CallRow, FrameRow, OperationRow, narrow
 from keepstep.recorder.values import all_of, at_least, malformed, of_type, text

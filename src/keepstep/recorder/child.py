@@ -19,9 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, Any
 
-from keepstep.recorder import archive, limits
-from keepstep.recorder.model import Severity
-from keepstep.recorder.plain import RefusedError, may_be_dump, shown
+from keepstep.recorder import limits
+from keepstep.recorder.kinds import Severity
+from keepstep.recorder.plain import RefusedError, may_be_dump, shown, too_large
 from keepstep.recorder.shape import table
 
 PLAIN_FILE = -1
@@ -53,6 +53,7 @@ def confine() -> None:
         _, hard = resource.getrlimit(limit)
         amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
         resource.setrlimit(limit, (amount, amount))
+    sys.dont_write_bytecode = True  # of what is imported only now
 
 
 def _renew_processor_time() -> None:
@@ -86,7 +87,9 @@ def answer_task(path: str, skip: int, answer: Callable[[Answer], None]) -> None:
         if skip == PLAIN_FILE:
             answer(_answer_of(partial(read_plain_file, path)))
             return
-        for name, content in archive.members(path, skip):
+        from keepstep.recorder import members  # few files are archives; it imports much
+
+        for name, content in members.members(path, skip):
             _renew_processor_time()
             answer(("begin", printable(name)))
             answer(_answer_of(partial(_or_raise, content)))
@@ -137,7 +140,7 @@ def read_plain_file(path: str) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise RefusedError("not-a-file", "not a regular file", Severity.NOTE)
             if status.st_size > limits.FILE_BYTES:
-                raise archive.too_large(status.st_size)
+                raise too_large(status.st_size)
             head = file.read(_HEAD)
             if not may_be_dump(head):
                 return head

@@ -8,23 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
-
-class State(StrEnum):
-    """How far an operation came, in the recorder's own words."""
-
-    SCHEDULED = "scheduled"
-    STARTED = "started"
-    COMPLETED = "completed"
-
-
-class Direction(StrEnum):
-    """Which half of a point-to-point pair an operation is."""
-
-    SEND = "send"
-    RECEIVE = "recv"
+from keepstep.recorder.kinds import Backend as Backend
+from keepstep.recorder.kinds import Direction as Direction
+from keepstep.recorder.kinds import Severity as Severity
+from keepstep.recorder.kinds import State as State
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +94,6 @@ class Status:
     completed: int | None
 
 
-class Backend(StrEnum):
-    """Which recorder wrote a dump; the same field means different things in each."""
-
-    NCCL_LEGACY = "nccl-legacy"
-    NCCL2 = "nccl2"
-    NCCL_LAZY = "nccl-lazy"
-    GLOO = "gloo"
-    TORCHCOMMS = "torchcomms"
-    OTHER = "other"
-    UNKNOWN = "unknown"  # no entry says
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
     """One file of one rank."""
@@ -128,14 +105,6 @@ class Dump:
     status: dict[int, Status] = field(default_factory=dict)  # by ``Entry.pg_id``
     entries: Sequence[Entry] = ()  # in the order of their record numbers
     extra: tuple[str, ...] = ()  # top-level keys that are known and not used, or unknown
-
-
-class Severity(StrEnum):
-    """How much a finding weighs."""
-
-    ERROR = "error"  # the file could not be used
-    WARNING = "warning"  # it was used, with care
-    NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)

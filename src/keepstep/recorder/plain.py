@@ -10,12 +10,12 @@ their own (``child``), and why ``load`` is not called on a stranger's file anywh
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from typing import Any, NoReturn
 
-from keepstep.recorder.model import Severity
+from keepstep.recorder import limits
+from keepstep.recorder.kinds import Severity
 
 _PICKLE = 0x80  # the PROTO opcode; PyTorch and Python write it first since protocol 2
 # A log that begins with "[rank0]" is none.
@@ -42,6 +42,12 @@ class RefusedError(Exception):
         self.code = code
         self.text = text
         self.severity = severity
+
+
+def too_large(size: int) -> RefusedError:
+    """Return the refusal of a file of ``size`` bytes."""
+    most = limits.FILE_BYTES
+    return RefusedError("too-large", f"{size} bytes or more, at most {most} are read")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -113,6 +119,8 @@ def _pickle_fault(error: Exception, data: bytes) -> RefusedError:
 
 
 def _load_json(data: bytes) -> Any:
+    import json  # most dumps are pickles, and a reading process should start fast
+
     try:
         text = data.decode("utf-8-sig")
         return json.loads(text)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from keepstep.recorder.child import PLAIN_FILE, receive, send
-from keepstep.recorder.model import Severity
+from keepstep.recorder.kinds import Severity
 from keepstep.recorder.table import Table
 
 # Only this package is imported there, so a process is ready after about 50 ms.

@@ -20,6 +20,7 @@ from keepstep.recorder.build import Builder, findings
 from keepstep.recorder.child import printable
 from keepstep.recorder.entries import newest_ns, outline
 from keepstep.recorder.model import Backend, Dump, Entry, Finding, GroupName, RankDump, Severity
+from keepstep.recorder.plain import too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class _Tree:
             text = "a folder behind a link, a pipe or a device; it is not read"
             self.find("not-a-file", str(path), text, Severity.NOTE)
         elif status.st_size > limits.FILE_BYTES and not is_archive:
-            refusal = archive.too_large(status.st_size)
+            refusal = too_large(status.st_size)
             self.find(refusal.code, str(path), refusal.text, refusal.severity)
         else:
             self._tasks.append(pool.Task(str(path), is_archive))

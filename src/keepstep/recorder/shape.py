@@ -10,7 +10,7 @@ from typing import Any
 
 from keepstep.recorder import limits
 from keepstep.recorder.columns import Columns, Row, read_columns
-from keepstep.recorder.model import Backend, Severity
+from keepstep.recorder.kinds import Backend, Severity
 from keepstep.recorder.plain import RefusedError, load, shown
 from keepstep.recorder.table import ABSENT, Table, pack
 from keepstep.recorder.values import malformed, text

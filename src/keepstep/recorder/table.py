@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-from keepstep.recorder.model import State
+from keepstep.recorder.kinds import State
 
 STATES = (State.SCHEDULED, State.STARTED, State.COMPLETED)
 ABSENT = -1  # of a time, a timeout or a counter
