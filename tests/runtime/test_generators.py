@@ -1,0 +1,82 @@
+"""What is captured of a generator is what it would say now, whatever was done with it before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from keepstep.runtime import generators
+
+USES: list[Callable[[], Any]] = [
+    random.random,
+    lambda: random.gauss(0, 1),  # makes two numbers and keeps one ...
+    lambda: random.gauss(0, 1),  # ... which this one takes, without a new word
+    lambda: random.seed(4),
+    lambda: random.setstate(random.Random(5).getstate()),
+    lambda: numpy.random.rand(),
+    lambda: numpy.random.randn(),
+    lambda: numpy.random.randn(),
+    lambda: numpy.random.binomial(10, 0.3),
+    lambda: numpy.random.seed(3),
+    lambda: torch.rand(3),
+    lambda: torch.manual_seed(8),
+]
+
+
+mtrand: Any = numpy.random  # some of its functions have no stubs
+
+
+def public() -> list[Any]:
+    """The states as their own functions tell them."""
+    name, keys, *rest = mtrand.get_state()
+    return [random.getstate(), name, keys.tobytes(), rest, torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("number", range(len(USES)))
+def test_a_restore_gives_the_state_of_the_capture_after_any_use(number: int) -> None:
+    for use in USES[number:] + USES[:number]:
+        use()
+        wanted = public()
+        captured = generators.capture()
+        for other in USES:
+            other()
+        generators.restore(captured)
+        assert public() == wanted
+        assert generators.capture() == captured
+
+
+def test_a_cached_normal_number_that_comes_back_is_seen() -> None:
+    """The words are the same with and without it."""
+    numpy.random.seed(1)
+    numpy.random.randn()
+    with_it = mtrand.get_state()
+    numpy.random.randn()
+    without = generators.capture()["numpy"]
+    numpy.random.set_state(with_it)
+    assert generators.capture()["numpy"] != without
+
+
+def test_an_exchanged_bit_generator_is_followed() -> None:
+    before = mtrand.get_bit_generator()
+    mtrand.set_bit_generator(numpy.random.MT19937(77))
+    try:
+        one = generators.capture()["numpy"]
+        numpy.random.rand()
+        assert generators.capture()["numpy"] != one
+        assert generators.capture()["numpy"][1] == mtrand.get_state()[1].tobytes()
+    finally:
+        mtrand.set_bit_generator(before)
+
+
+def test_what_was_not_used_is_not_read_again() -> None:
+    first = generators.capture()
+    torch.rand(1)
+    second = generators.capture()
+    assert second["python"] is first["python"]
+    assert second["numpy"] is first["numpy"]
+    assert second["torch"] != first["torch"]
