@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keepstep.runtime.checkpoints import Checkpoint
+    from keepstep.runtime.checkpoint_plan import Checkpoint
     from keepstep.runtime.job import Job, join
     from keepstep.runtime.replicas import DataParallel
     from keepstep.runtime.sampler import Sampler
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "DataParallel", "Job", "Sampler", "State", "Stateful", "join"]
 
 _HOMES = {
-    "Checkpoint": "checkpoints",
+    "Checkpoint": "checkpoint_plan",
     "DataParallel": "replicas",
     "Job": "job",
     "Sampler": "sampler",

@@ -16,7 +16,8 @@ from keepstep.checkpoint.status import find_status
 from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.verify import verify
 from keepstep.runtime import saving
-from keepstep.runtime.checkpoints import Checkpoint, Checkpoints, Outcome
+from keepstep.runtime.checkpoint_plan import Checkpoint
+from keepstep.runtime.checkpoints import Checkpoints, Outcome
 from keepstep.runtime.resuming import CannotResumeError, UnusableError, read
 from keepstep.runtime.state import State, Stateful, digest_of
 from keepstep.runtime.step_folders import steps_in

@@ -8,7 +8,6 @@ for the last checkpoint. A rank that is lost before it has written its part take
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -18,68 +17,21 @@ from pathlib import Path
 
 import torch
 
-from keepstep.checkpoint.eras import MINORS, minor_of, not_older
+from keepstep.checkpoint.eras import minor_of
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.prune import prune
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.store import LocalStore
 from keepstep.runtime import saving
 from keepstep.runtime import step_folders as folders
+from keepstep.runtime.checkpoint_plan import Checkpoint
 from keepstep.runtime.resuming import CannotResumeError, resume
 from keepstep.runtime.saving import GivenUpError, Share, Stage
 from keepstep.runtime.state import State
 
-OLDEST_WRITTEN = "2.4"  # the oldest form that can be written; older ones need a downgrade
 OPENED_WITHIN = 60.0  # seconds until a folder that rank 0 makes must be seen by all
 WRITTEN_WITHIN = 1800.0  # seconds that rank 0 waits for the others when its own part is written
 LOOK = 0.05  # seconds between two looks for a file of another rank
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where ``Job.train`` saves its state, how often, and for whom.
-
-    Args:
-        path: a folder of this machine, or one that all hosts of the job share.
-        every: steps from one save to the next; the last step is always saved.
-        keep: how many checkpoints stay, besides those that a rollback window protects; older ones
-            are removed as by ``keepstep checkpoint prune``. None: all stay.
-        readable_by: the oldest PyTorch that must be able to load them, "2.4" or newer, for as long
-            as you may go back to it. None: the one that runs.
-
-    Raises:
-        ValueError: a number below 1, an address instead of a folder, or a version that cannot be
-            written.
-    """
-
-    path: str | os.PathLike[str]
-    every: int
-    keep: int | None = None
-    readable_by: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
-        if self.every < 1 or (self.keep is not None and self.keep < 1):
-            raise ValueError(
-                f"Checkpoint(every={self.every}, keep={self.keep}): 1 or more is wanted"
-            )
-        if "://" in os.fspath(self.path):
-            raise ValueError(
-                f"Checkpoint({os.fspath(self.path)!r}): a folder is wanted, on a file system that "
-                "all hosts share; copy finished step folders to an object store from there"
-            )
-        if self.readable_by is not None:
-            minor = minor_of(self.readable_by)
-            if not not_older(minor, OLDEST_WRITTEN):
-                raise ValueError(
-                    f"Checkpoint(readable_by={self.readable_by!r}): {OLDEST_WRITTEN} is the oldest "
-                    f"that can be written for; then: keepstep checkpoint downgrade --for {minor}"
-                )
-
-    @property
-    def old_form(self) -> bool:
-        """Whether a version older than 2.15 must be able to read them."""
-        return self.readable_by is not None and minor_of(self.readable_by) != MINORS[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +56,6 @@ class _Save:
     opened: bool = False  # rank 0 has made the folder: from now on this rank writes
     stop: str = ""  # why it must end without a checkpoint
     lost: set[int] = field(default_factory=set)  # ranks that cannot finish their parts any more
-    thread: threading.Thread | None = None
 
 
 class Checkpoints:
@@ -128,7 +79,10 @@ class Checkpoints:
 
         Raises:
             CannotResumeError: there are checkpoints, and none can be used.
+            OSError: the folder cannot be made.
         """
+        if rank == 0:
+            self._root.mkdir(parents=True, exist_ok=True)  # better refused now than at a save
         step = resume(self._state, self._root, rank, _say if rank == 0 else lambda _: None)
         if step > self._steps:
             raise CannotResumeError(
@@ -228,11 +182,10 @@ class Checkpoints:
             self._fail(count, began, error)
             return
         save = _Save(share, self._members, time.monotonic() - began, began)
-        save.thread = threading.Thread(
-            target=self._run, args=(save,), name="keepstep-checkpoint", daemon=True
-        )
         self._save = save
-        save.thread.start()
+        threading.Thread(
+            target=self._run, args=(save,), name="keepstep-checkpoint", daemon=True
+        ).start()
 
     def _drop_unopened(self) -> None:
         """Forget a save that rank 0 has not opened: it was left out."""
@@ -281,9 +234,9 @@ class Checkpoints:
     def _write(self, save: _Save) -> None:
         share = save.share
         if share.rank == 0:
-            self._clean()
             share.folder.mkdir(parents=True, exist_ok=True)
             save.opened = True
+            self._clean()
             saving.write_share(share)
             self._gather(save)
             return
@@ -296,8 +249,9 @@ class Checkpoints:
         saving.write_share(share)
 
     def _open(self, save: _Save) -> bool:
+        there = save.share.folder.exists()  # the lock is not held for the disk
         with self._lock:
-            save.opened = not save.stop and save.share.folder.exists()
+            save.opened = there and not save.stop
         return save.opened
 
     def _gather(self, save: _Save) -> None:
@@ -330,10 +284,12 @@ class Checkpoints:
             readers = find_readers(LocalStore(share.folder)).readers
             if not readers[minor_of(plan.readable_by)]:
                 raise GivenUpError(f"what was written cannot be read by {plan.readable_by}")
+        folders.sync(share.folder)
         with self._lock:  # not while the job goes back to an earlier step
             if save.stop:
                 raise GivenUpError(save.stop)
-            folders.publish(share.folder, final)
+            share.folder.rename(final)
+        folders.sync(self._root)
         if plan.keep is not None:
             self._prune(plan.keep)
 

@@ -7,12 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from keepstep.runtime.checkpoints import Checkpoint, Checkpoints, Outcome
+from keepstep.runtime.checkpoint_plan import Checkpoint
 from keepstep.runtime.config import WorkerConfig
 from keepstep.runtime.group import GradientAverager, Groups
 from keepstep.runtime.progress import Phase, Slot
@@ -20,6 +20,9 @@ from keepstep.runtime.replicas import DataParallel, compare_ranks, take_state_of
 from keepstep.runtime.sampler import Sampler
 from keepstep.runtime.state import State
 from keepstep.runtime.worker import Supervision
+
+if TYPE_CHECKING:
+    from keepstep.runtime.checkpoints import Checkpoints, Outcome
 
 Step = Callable[[int], None]
 
@@ -238,7 +241,7 @@ class Job:
         self, step: Step, state: State, steps: int, checkpoint: Checkpoint | None
     ) -> None:
         rank, members = self.rank, list(range(self.world_size))
-        saved = Checkpoints(checkpoint, state, steps, _print_outcome) if checkpoint else None
+        saved = _checkpoints(checkpoint, state, steps)
         start = saved.resume(rank) if saved else 0
         compare_ranks(start)
         take_state_of_rank_zero(state, self.device)
@@ -252,6 +255,14 @@ class Job:
                 saved.committed(number + 1, state.capture_rank)
         if saved:
             saved.finish(state.capture_rank, lambda: None)
+
+
+def _checkpoints(plan: Checkpoint | None, state: State, steps: int) -> Checkpoints | None:
+    if plan is None:
+        return None
+    from keepstep.runtime.checkpoints import Checkpoints  # takes a second to import
+
+    return Checkpoints(plan, state, steps, _print_outcome)
 
 
 def _print_outcome(outcome: Outcome) -> None:

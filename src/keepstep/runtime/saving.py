@@ -13,7 +13,6 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,10 +267,3 @@ def _result(row: list[Any]) -> WriteResult:
 
 def _sha256(tensor: torch.Tensor) -> str:
     return hashlib.sha256(buffer_of(tensor)).hexdigest()
-
-
-def wait_for(paths: list[Path], pause: Callable[[], None]) -> None:
-    """Wait until all files are there; ``pause`` waits a moment, or raises."""
-    missing = paths
-    while missing := [path for path in missing if not path.exists()]:
-        pause()

@@ -40,13 +40,6 @@ def steps_in(root: Path) -> list[int]:
     return sorted({int(match[1]) for match in found if match})
 
 
-def publish(saved: Path, final: Path) -> None:
-    """Give a save that is complete its final name, and bring both to the disk."""
-    sync(saved)
-    saved.rename(final)
-    sync(final.parent)
-
-
 def set_aside(root: Path, after: int) -> list[Path]:
     """Take their names from the checkpoints of later steps; return where they are now."""
     moved = []
@@ -55,8 +48,9 @@ def set_aside(root: Path, after: int) -> list[Path]:
             folder = step_folder(root, step)
             aside = folder.with_name(f"{folder.name}.set-aside")
             shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            moved.append(aside)
+            with contextlib.suppress(FileNotFoundError):  # just pruned
+                folder.rename(aside)
+                moved.append(aside)
     return moved
 
 

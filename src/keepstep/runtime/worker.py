@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
-from keepstep.runtime.checkpoints import Checkpoint, Checkpoints, Outcome
+from keepstep.runtime.checkpoint_plan import Checkpoint
 from keepstep.runtime.config import WorkerConfig, transport_asked
 from keepstep.runtime.exchange import Offer, fetch_payload, fetch_state
 from keepstep.runtime.failures import origin_of
@@ -38,6 +38,7 @@ from keepstep.runtime.transfer import ByteServer, client
 from keepstep.runtime.witness import testify
 
 if TYPE_CHECKING:
+    from keepstep.runtime.checkpoints import Checkpoints, Outcome
     from keepstep.runtime.one_sided import Endpoints, Giver
 
 ENDPOINTS_WITHIN = 30.0  # seconds; they are made while the script builds its model
@@ -231,6 +232,8 @@ class Supervision:
         assert self._state is not None
         if plan is None:
             return 0
+        from keepstep.runtime.checkpoints import Checkpoints  # takes a second to import
+
         self._checkpoints = Checkpoints(plan, self._state, self._steps, self._tell_checkpoint)
         rank = int(os.environ["RANK"])
         # Others come later, or as spares: they receive the state of those who have a rank.
