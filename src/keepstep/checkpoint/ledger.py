@@ -109,15 +109,11 @@ class _LocalPen:
 
     def add(self, what: str, **facts: Any) -> Entry:
         entry, line = _line(what, facts)
-        before = os.fstat(self._handle).st_size
-        try:
-            while line:
-                line = line[os.write(self._handle, line) :]
-        except OSError:
-            os.ftruncate(self._handle, before)
-            raise
+        first = os.fstat(self._handle).st_size == 0
+        while line:  # a full disk takes a part, which the next writer cuts off
+            line = line[os.write(self._handle, line) :]
         os.fsync(self._handle)
-        if not before:
+        if first:
             LocalStore(self._folder).sync()
         self.entries.append(entry)
         return entry
