@@ -7,8 +7,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 
 IN_ENVIRONMENT = environment="$$($(PYTHON) tools/environment.py)" && PATH="$$environment/bin:$$PATH" &&
-LOCK_OPTIONS = --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	--custom-compile-command "make lock" --quiet
+LOCK = pip compile --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --quiet
+# Wheels for one platform, laid beside each other without what they require (benchmarks/diagnosis).
+LOCK_PEERS = $(LOCK) --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39
 CHECKED_BY_MYPY = $(wildcard src tools tests jobs benchmarks)
 
 .DEFAULT_GOAL := help
@@ -34,9 +35,12 @@ where: ## print the environment's directory; bin/keepstep in it is the command
 	@$(PYTHON) tools/environment.py
 
 lock: ## lock the requirements again (newer versions: make lock UPGRADE=--upgrade)
-	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && for name in uv runtime dev stack-2.14; do \
-		"$$uv" pip compile $(LOCK_OPTIONS) $(UPGRADE) $$name.in --output-file $$name.txt >/dev/null || exit; \
-	done
+	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && \
+	for name in uv runtime dev stack-2.14 bench; do \
+		"$$uv" $(LOCK) --universal --python-version 3.11 $(UPGRADE) \
+			$$name.in --output-file $$name.txt >/dev/null || exit; \
+	done && "$$uv" $(LOCK_PEERS) $(UPGRADE) \
+		bench-diagnosis.in --output-file bench-diagnosis.txt >/dev/null
 
 clean-env: ## remove this checkout's environments
 	@$(PYTHON) tools/environment.py clean
