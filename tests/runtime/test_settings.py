@@ -38,7 +38,8 @@ def test_slower_steps_never_make_a_time_shorter(one: float, other: float) -> Non
 @given(asked=st.none() | patience, median=step)
 def test_times_fit_together(asked: float | None, median: float) -> None:
     times = Times.derive(asked, median)
-    assert 0 < times.close_poll <= times.poll <= times.urgent_beat <= times.beat < times.lease
+    assert 0 < times.close_poll <= times.poll <= times.beat < times.lease
+    assert times.close_poll <= times.urgent_beat <= times.beat
     assert times.poll < times.patience < times.lease
     assert times.leave_step >= times.patience
     assert times.form < times.form_and_transfer

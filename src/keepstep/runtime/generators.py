@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from keepstep.runtime.buffers import buffer_of
-
 Part = tuple[list[Any], bytes]  # settings as plain JSON values, words
 Captured = dict[str, Part]  # by generator
 
@@ -91,7 +89,7 @@ def capture() -> Captured:
     global _python, _numpy
     if _python is None:
         _python = _watch_python()
-    torch_words = bytes(buffer_of(torch.get_rng_state()))
+    torch_words = _bytes_of(torch.get_rng_state())
     found: Captured = {"python": _python.capture(), "torch": ([], torch_words)}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -99,8 +97,12 @@ def capture() -> Captured:
             _numpy = _watch_numpy(numpy)
         found["numpy"] = _numpy[0].capture()
     if torch.cuda.is_initialized():
-        found["cuda"] = ([], bytes(buffer_of(torch.cuda.get_rng_state())))
+        found["cuda"] = ([], _bytes_of(torch.cuda.get_rng_state()))
     return found
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
 
 
 def restore(captured: Captured) -> None:

@@ -27,7 +27,7 @@ from keepstep.runtime.protocol import (
     to_json,
 )
 
-BEATS = 8  # signs of life of the side thread in the time of one patience
+BEATS = 4  # signs of life of the side thread in the time of one patience
 SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
 
 

@@ -70,7 +70,7 @@ class Times:
     @property
     def poll(self) -> float:
         """Time between two looks at the progress records while all of them are young."""
-        return min(0.25, max(0.02, self.patience / 8))
+        return min(0.25, max(0.02, self.patience / 4))
 
     @property
     def close_poll(self) -> float:
