@@ -74,7 +74,6 @@ def make_copy(root: LocalStore, name: str, asked: Placement | None) -> Placement
 def set_aside(folder: Path, name: str) -> None:
     """Take a folder out of everybody's sight in one step; ``clear`` deletes it."""
     os.rename(folder / name, folder / secrets.token_hex(8).join(_ASIDE))
-    LocalStore(folder).sync()
 
 
 def set_unfinished_aside(folder: Path) -> None:
@@ -86,6 +85,9 @@ def set_unfinished_aside(folder: Path) -> None:
 def clear(folder: Path) -> int:
     """Delete what was set aside, now or by a process that was killed; returns how many folders."""
     found = _entries(folder, _ASIDE)
+    if found:
+        # Or else a crash of the machine could bring a name back, and not what is deleted below it.
+        LocalStore(folder).sync()
     for entry in found:
         # First what makes it a checkpoint, in case that somebody looks into it by hand.
         Path(entry.path, GLOBAL).unlink(missing_ok=True)
