@@ -20,22 +20,31 @@ _RECORDERS = {"gloo": "gloo", "nccl": "nccl2"}
 
 
 def testify(folder: Path, wid: int, generation: int, backend: str) -> None:
-    """Write dump and stacks of this process into the vault ``folder``; each file whole or not."""
-    dump = _dump_fr_trace(
-        includeCollectives=True,
-        includeStackTraces=False,
-        onlyActive=False,
-        backend=_RECORDERS[backend],
-    )
-    path = vault.dump_path(folder, wid, generation)
-    _temporary(path).write_bytes(dump)
-    os.replace(_temporary(path), path)
-    path = vault.stacks_path(folder, wid, generation)
-    with open(_temporary(path), "w") as file:
-        file.write(f"main thread 0x{threading.main_thread().ident:016x}\n")
-        file.flush()
-        faulthandler.dump_traceback(file, all_threads=True)
-    os.replace(_temporary(path), path)
+    """Write dump and stacks of this process into the vault ``folder``; each file whole or not.
+
+    Where that fails, nothing is left: an answer to an earlier suspicion is not one to this.
+    """
+    dump_path = vault.dump_path(folder, wid, generation)
+    stacks_path = vault.stacks_path(folder, wid, generation)
+    try:
+        dump = _dump_fr_trace(
+            includeCollectives=True,
+            includeStackTraces=False,
+            onlyActive=False,
+            backend=_RECORDERS[backend],
+        )
+        _temporary(dump_path).write_bytes(dump)
+        os.replace(_temporary(dump_path), dump_path)
+        with open(_temporary(stacks_path), "w") as file:
+            file.write(f"main thread 0x{threading.main_thread().ident:016x}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        os.replace(_temporary(stacks_path), stacks_path)
+    except BaseException:
+        for path in (dump_path, stacks_path):
+            path.unlink(missing_ok=True)
+            _temporary(path).unlink(missing_ok=True)
+        raise
 
 
 def _temporary(path: Path) -> Path:
