@@ -82,19 +82,18 @@ def set_unfinished_aside(folder: Path) -> None:
         set_aside(folder, entry.name)
 
 
-def clear(folder: Path) -> int:
-    """Delete what was set aside, now or by a process that was killed; returns how many folders."""
+def clear(folder: Path) -> None:
+    """Delete what was set aside, now or by a process that was killed."""
     found = _entries(folder, _ASIDE)
-    if found:
-        # Or else a crash of the machine could bring a name back, and not what is deleted below it.
-        LocalStore(folder).sync()
+    if not found:
+        return
+    # Or else a crash of the machine could bring a name back, and not what is deleted below it.
+    LocalStore(folder).sync()
     for entry in found:
         # First what makes it a checkpoint, in case that somebody looks into it by hand.
         Path(entry.path, GLOBAL).unlink(missing_ok=True)
         shutil.rmtree(entry.path, onerror=_unless_gone)
-    if found:
-        LocalStore(folder).sync()
-    return len(found)
+    LocalStore(folder).sync()
 
 
 def _entries(folder: Path, ends: tuple[str, str]) -> list[os.DirEntry[str]]:
