@@ -21,7 +21,7 @@ from keepstep.runtime.exchange import (
     fetch_state,
     parse_payload,
 )
-from keepstep.runtime.protocol import AuthenticationError
+from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.replicas import payload_parts
 from keepstep.runtime.state import Encoded, digest_of, encode
 from keepstep.runtime.transfer import ByteClient, ByteServer, TransferError, client

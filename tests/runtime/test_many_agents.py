@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from keepstep.runtime import coordinator as c
-from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
+from keepstep.runtime.journal import Journal
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import INTERVAL, WORKERS_PER_INTERVAL, Overviews
 from keepstep.runtime.settings import Settings
@@ -78,8 +78,8 @@ def test_messages_that_arrive_together_share_a_journal(
         settings={},
         injections=[],
     )
-    written: list[Path] = []
-    monkeypatch.setattr(journal, "write", lambda path, record: written.append(path))
+    written: list[Membership] = []
+    monkeypatch.setattr(Journal, "write", lambda self, job: written.append(job))
     job = Membership(settings=Settings(workers=1, spares=0, min_agents=2), store="store:1")
     coordinator = c.Coordinator(config, "secret", job)
 

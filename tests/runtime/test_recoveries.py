@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from keepstep.runtime.recoveries import Recoveries, Recovery
 
 
@@ -132,33 +127,3 @@ def test_an_unnamed_corruption_is_entered_once_until_the_job_goes_on() -> None:
     book.on_resumed(3.0, full=True)
     book.add_unnamed_corruption(4.0, 9)
     assert book.count == 2
-
-
-times = st.floats(0.0, 1e6)
-entries = st.builds(
-    Recovery,
-    st.sampled_from(["kill", "hang", "corrupt"]),
-    st.none() | st.integers(0, 9),
-    st.none() | st.integers(0, 9),
-    st.integers(0, 99),
-    st.sampled_from(["replace", "shrink", "retry"]),
-    times,
-    times,
-    resumed=st.none() | times,
-    full=st.none() | times,
-    lost_steps=st.integers(0, 9),
-    source=st.sampled_from(["", "live", "snapshot"]),
-    score=st.none() | times,
-    step_before=st.none() | times,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(found=st.lists(entries, max_size=4), restarts=st.integers(0, 3), spares=st.integers(0, 3))
-def test_the_book_survives_a_restart_through_json(
-    found: list[Recovery], restarts: int, spares: int
-) -> None:
-    book = Recoveries(found, restarts, spares)
-    again = Recoveries.from_record(json.loads(json.dumps(book.to_record())), now=5.0)
-    assert again == book
-    assert [e.summary() for e in again.entries] == [e.summary() for e in book.entries]

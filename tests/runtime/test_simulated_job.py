@@ -91,6 +91,7 @@ class SimulatedJob:
     now: float = 1000.0
     agents: dict[str, SimulatedAgent] = field(default_factory=dict)
     journal: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)  # the job as it was at that moment
     forms: list[p.Form] = field(default_factory=list)
     sent: list[tuple[str, p.Message]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -210,6 +211,7 @@ class SimulatedJob:
         """Take up the job from the journal; agents introduce themselves."""
         self.crash_coordinator()
         self.job = journal.from_record(json.loads(json.dumps(self.journal)), self.now)
+        self.written = {}
         self.coordinator_up = True
         if introduce:
             for name, agent in self.agents.items():
@@ -241,13 +243,26 @@ class SimulatedJob:
             self.job.on_message(agent, message, self.now)
         raise AssertionError("the exchange of messages never ends")
 
+    def write_journal(self) -> None:
+        """Write down what has changed; that it is the whole is checked each time."""
+        record = journal.to_record(self.job)
+        change = journal.difference(self.written, record) if self.written else None
+        whole = json.loads(json.dumps(record))
+        if change is None:
+            self.journal = whole
+        else:
+            journal.apply(self.journal, json.loads(json.dumps(change)))
+            assert self.journal == whole
+            assert list(self.journal["agents"]) == list(whole["agents"])
+        self.written = record
+
     def flush(self) -> None:
         """Write the journal, then deliver: the order of the real coordinator."""
         if not self.coordinator_up:
             return
         if self.job.changed:
             self.job.changed = False
-            self.journal = json.loads(json.dumps(journal.to_record(self.job)))
+            self.write_journal()
         outbox, self.job.outbox = self.job.outbox, []
         self.events += self.job.events
         self.job.events = []

@@ -71,7 +71,7 @@ def test_an_unfinished_snapshot_does_not_hide_the_one_before() -> None:
 
 def test_the_registry_keeps_at_least_one_and_no_more_than_workers_keep() -> None:
     found = registry(*range(10, 100, 10))
-    assert len(found.to_record()["entries"]) <= snapshots.KEPT + 1
+    assert len(found.to_rows()) <= snapshots.KEPT + 1
     newest = found.newest()
     assert newest is not None
     assert newest.committed == 90
@@ -137,6 +137,6 @@ def test_a_common_snapshot_has_one_digest_of_every_member_and_survives_a_restart
     newest = found.newest()
     if newest is not None:
         assert members <= set(said[newest.committed])
-    again = SnapshotRegistry.from_record(json.loads(json.dumps(found.to_record())))
+    again = SnapshotRegistry.from_rows(json.loads(json.dumps(found.to_rows())), found.interval)
     assert again.newest() == newest
     assert again.interval == found.interval

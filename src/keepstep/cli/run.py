@@ -20,7 +20,7 @@ from keepstep.exit_codes import ExitCode
 from keepstep.incident.write import write_whole
 from keepstep.runtime import inject
 from keepstep.runtime.config import transport_asked
-from keepstep.runtime.protocol import new_secret
+from keepstep.runtime.handshake import new_secret
 from keepstep.runtime.session import (
     InfrastructureError,
     RunRequest,

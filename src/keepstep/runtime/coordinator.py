@@ -19,7 +19,10 @@ from typing import Any
 
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
+from keepstep.runtime.channel import Channel, pack, serve
+from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.job_state import ALL
+from keepstep.runtime.journal import Journal
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import Overviews
 from keepstep.runtime.roster import Phase
@@ -27,7 +30,7 @@ from keepstep.runtime.settings import Settings
 from keepstep.runtime.store import die_with_parent
 from keepstep.runtime.summary import summarise
 
-TICK = 0.1  # seconds
+TICK, CALM_TICK = 0.1, 0.25  # seconds; the second while a generation lives
 HANDSHAKE = 5.0  # seconds for a client to prove that it knows the secret
 LINGER = 20.0  # seconds to wait for agents after the end of the job
 
@@ -58,57 +61,70 @@ class Coordinator:
     config: CoordinatorConfig
     secret: str
     job: Membership
-    channels: dict[str, p.Channel] = field(default_factory=dict)
+    channels: dict[str, Channel] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: set[str] = field(default_factory=set)
     overviews: Overviews = field(default_factory=Overviews)
+    journal: Journal = field(init=False)
     _end_seen: float = 0.0
     _summary_sent: bool = False
     _flush_due: bool = False
 
+    def __post_init__(self) -> None:
+        self.journal = Journal(Path(self.config.journal))
+
     async def run(self) -> None:
         """Serve until the job has ended and its agents have left."""
-        server = await asyncio.start_server(
-            self._serve, self.config.host, self.config.port, backlog=4096
+        server = await serve(
+            self.config.host,
+            self.config.port,
+            self.secret,
+            HANDSHAKE,
+            self._on_channel,
+            self._on_refused,
         )
         async with server:
             while not self.ended.is_set():
+                pause = CALM_TICK if self.job.phase is Phase.LIVE else TICK
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.ended.wait(), TICK)
+                    await asyncio.wait_for(self.ended.wait(), pause)
                 self.job.tick(time.monotonic())
                 self._drop_gone_agents()
                 self._flush()
+                if self.job.phase is Phase.LIVE:
+                    self.journal.shorten()
                 self._end_if_over()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            channel = await p.accept(reader, writer, self.secret, HANDSHAKE)
-        except p.AuthenticationError as error:
-            self.job.events.append({"event": "refused", "why": str(error)})
-            self._flush()
-            return
-        name = ""
-        try:
-            hello = p.expect(await channel.receive(), p.Hello)
-            name = hello.agent
-            self._replace_channel(name, channel)
-            self.job.on_hello(hello, time.monotonic())
-            self._flush_soon()
-            while True:
-                self._take(name, await channel.receive())
-        except (EOFError, p.ProtocolError) as error:
-            self._on_end(name, channel, error)
-        except asyncio.CancelledError:
-            pass  # the job is over; asyncio.streams would print a cancelled handler as an error
-        finally:
+        for channel in self.channels.values():
             channel.close()
+
+    def _on_refused(self, error: AuthenticationError) -> None:
+        self.job.events.append({"event": "refused", "why": str(error)})
+        self._flush()
+
+    def _on_channel(self, channel: Channel) -> None:
+        name = ""
+
+        def on_message(message: p.Message) -> None:
+            nonlocal name
+            if name:
+                self._take(name, message)
+            else:
+                name = p.expect(message, p.Hello).agent
+                self._welcome(p.expect(message, p.Hello), channel)
+
+        channel.listen(on_message, lambda error: self._on_end(name, channel, error))
+
+    def _welcome(self, hello: p.Hello, channel: Channel) -> None:
+        self._replace_channel(hello.agent, channel)
+        self.job.on_hello(hello, time.monotonic())
+        self._flush_soon()
 
     def _drop_gone_agents(self) -> None:
         """Close the connection of an agent that counts as gone; it may come back as a new one."""
         for name in [name for name in self.channels if name not in self.job.agents]:
             self.channels.pop(name).abort()
 
-    def _replace_channel(self, name: str, channel: p.Channel) -> None:
+    def _replace_channel(self, name: str, channel: Channel) -> None:
         old = self.channels.pop(name, None)
         if old is not None:
             old.close()
@@ -124,13 +140,13 @@ class Coordinator:
             if overview is not None and name in self.channels:
                 self.channels[name].send(overview)
 
-    def _on_end(self, name: str, channel: p.Channel, error: Exception) -> None:
+    def _on_end(self, name: str, channel: Channel, error: Exception) -> None:
         if isinstance(error, p.ProtocolError):
             self.job.events.append({"event": "refused", "agent": name, "why": str(error)})
         if self.channels.get(name) is channel:
             del self.channels[name]
             self.job.on_disconnect(name, time.monotonic())
-        self._flush()
+        self._flush_soon()
 
     # --- what leaves the process ------------------------------------------------------------------
 
@@ -145,7 +161,7 @@ class Coordinator:
         job = self.job
         if job.changed:
             job.changed = False
-            journal.write(Path(self.config.journal), journal.to_record(job))
+            self.journal.write(job)
         outbox, job.outbox = job.outbox, []
         for name, message in outbox:
             self._deliver(name, message)
@@ -156,7 +172,7 @@ class Coordinator:
             if name in self.channels:
                 self.channels[name].send(message)
             return
-        packed = p.pack(message)
+        packed = pack(message)
         for channel in list(self.channels.values()):
             channel.send(packed)
 
@@ -204,7 +220,7 @@ def load_job(config: CoordinatorConfig) -> Membership:
     path = Path(config.journal)
     now = time.monotonic()
     if path.exists():
-        job = journal.from_record(json.loads(path.read_text()), now)
+        job = journal.load(path, now)
     else:
         job = Membership(settings=Settings(**config.settings), store=config.store)
     job.injections = config.injections

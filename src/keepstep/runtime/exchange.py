@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from keepstep.runtime.buffers import buffer_of
-from keepstep.runtime.protocol import AuthenticationError
+from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.state import Encoded, decode, digest_of, empty_tensors
 from keepstep.runtime.transfer import TransferError, client
 

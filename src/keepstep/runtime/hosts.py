@@ -16,7 +16,7 @@ def _launch(job: JobState, agent: str, count: int) -> None:
     job.next_wid += count
     ranks = _first_ranks(job, agent, wids)
     for wid, rank in zip(wids, ranks, strict=True):
-        job.workers[wid] = Worker(wid, agent, job.now, first_rank=rank)
+        job.add_worker(Worker(wid, agent, job.now, first_rank=rank))
     job.send(agent, p.Launch(wids=wids, ranks=ranks))
     job.changed = True
 
@@ -26,7 +26,8 @@ def _first_ranks(job: JobState, agent: str, wids: list[int]) -> list[int]:
     world_size = job.settings.world_size
     if job.generation:
         return [world_size + wid for wid in wids]
-    mine = sum(w.agent == agent and w.wid in job.ranks for w in job.workers.values())
+    own = {worker.wid for worker in job.alive_at(agent)}
+    mine = sum(wid in own for wid in job.slots)
     slots = job.slots + [None] * (world_size - len(job.slots))
     free = [place for place, wid in enumerate(slots) if wid is None]
     ranks = free[: min(job.agents[agent].ranks - mine, len(wids))]
@@ -40,7 +41,7 @@ def fill(job: JobState, agent: Agent, known: set[int]) -> None:
     """Have the agent start what it was told to start and did not hear, and what is missing."""
     if job.phase in (Phase.FINISHING, Phase.ENDED):
         return
-    alive = [w for w in job.workers.values() if w.agent == agent.name and not w.gone]
+    alive = job.alive_at(agent.name)
     unheard = [worker for worker in alive if worker.wid not in known]
     if unheard:
         job.send(
@@ -57,9 +58,7 @@ def fill(job: JobState, agent: Agent, known: set[int]) -> None:
 def replace_process(job: JobState, worker: Worker) -> None:
     """Start a process on the host of one that is gone."""
     agent = job.agents[worker.agent]
-    busy = sum(
-        1 for other in job.workers.values() if other.agent == worker.agent and not other.gone
-    )
+    busy = len(job.alive_at(worker.agent))
     if job.phase is not Phase.ENDED and agent.connected and busy < agent.slots:
         _launch(job, worker.agent, 1)
 
@@ -79,7 +78,7 @@ def agent_is_gone(job: JobState, name: str, why: str) -> None:
     if job.phase in (Phase.FINISHING, Phase.ENDED):
         return
     job.snapshots.rehome(agent.address, mirror.address if mirror is not None else None)
-    lost = [w for w in job.workers.values() if w.agent == name and not w.gone]
+    lost = job.alive_at(name)
     for worker in lost:
         worker.gone = True
     _look_for_records(job, agent, mirror)

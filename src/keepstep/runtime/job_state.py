@@ -20,6 +20,7 @@ from keepstep.runtime.snapshots import SnapshotRegistry
 
 ALL = "*"  # recipient: every connected agent
 BOUNDARY_STEPS = 2  # a planned change happens at least this many steps ahead of the newest
+LEASE_STEP = 1.25  # the longest lease is written down in steps of this factor
 RECALL_LIMIT = 2.0  # seconds to wait for what a mirror kept of a lost host
 SWAP_COST = 1.0  # seconds: assumed cost of a swap before one was measured
 
@@ -54,6 +55,7 @@ class JobState:
     lived: bool = False  # a generation was complete once: there is something to lose
     form_failures: int = 0  # attempts to form in a row that came to nothing
     step_seconds: list[float] = field(default_factory=list)
+    longest_lease: float = 0.0  # seconds; no agent was granted a longer one
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)
     recoveries: Recoveries = field(default_factory=Recoveries)
     stragglers: StragglerWindow = field(default_factory=StragglerWindow)
@@ -71,6 +73,7 @@ class JobState:
     now: float = 0.0
     _slots_ranked: list[int | None] = field(default_factory=list)  # for which _ranks holds
     _ranks: dict[int, int] = field(default_factory=dict)  # worker -> rank
+    _workers_of: dict[str, list[Worker]] = field(default_factory=dict)  # agent -> those alive
     awaited: int = -1  # a member that the present phase waited for when we last looked
     stall_reported: bool = False  # a beat had a row that no look has considered yet
     next_stall_look: float = 0.0
@@ -85,6 +88,19 @@ class JobState:
     def median_step(self) -> float:
         """Median duration of the last steps, 0.0 before the first."""
         return statistics.median(self.step_seconds) if self.step_seconds else 0.0
+
+    def grant_lease(self, agent: Agent) -> Times:
+        """Note that the agent is granted a lease now; return the times that it is to be told.
+
+        Leases become shorter when steps do: the agent may go on until the longest one has ended.
+        """
+        times = self.times
+        agent.leased_until = max(agent.leased_until, self.now + times.lease)
+        if times.lease > self.longest_lease:
+            fixed = self.settings.patience is not None
+            self.longest_lease = times.lease if fixed else LEASE_STEP * times.lease
+            self.changed = True  # the next coordinator must wait as long
+        return times
 
     @property
     def members(self) -> list[int]:
@@ -103,6 +119,17 @@ class JobState:
     def rank_of(self, wid: int) -> int | None:
         """Return the rank of a member."""
         return self.ranks.get(wid)
+
+    def add_worker(self, worker: Worker) -> None:
+        """Take in a worker that was not known."""
+        self.workers[worker.wid] = worker
+        self._workers_of.setdefault(worker.agent, []).append(worker)
+
+    def alive_at(self, agent: str) -> list[Worker]:
+        """Return the workers of one agent that are not known to be gone."""
+        alive = [worker for worker in self._workers_of.get(agent, ()) if not worker.gone]
+        self._workers_of[agent] = alive
+        return list(alive)
 
     def alive(self, wids: Iterable[int]) -> list[int]:
         """Return those of ``wids`` that are not known to be gone."""

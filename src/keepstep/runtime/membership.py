@@ -57,8 +57,8 @@ class Membership(JobState):
             hello.address,
             hello.workers,
             hello.workers + hello.spares,
-            True,
-            now,
+            heard=now,
+            leased_until=known.leased_until if known is not None else 0.0,
         )
         self.agents[hello.agent] = agent
         self.event(
@@ -68,7 +68,7 @@ class Membership(JobState):
             workers=hello.workers,
             spares=hello.spares,
         )
-        times = self.times
+        times = self.grant_lease(agent)
         welcome = p.Welcome(
             sent=hello.sent,
             patience=times.patience,
@@ -106,10 +106,12 @@ class Membership(JobState):
                 continue
             told.add(wid)
             self.next_wid = max(self.next_wid, wid + 1)
-            if not self.workers.setdefault(wid, Worker(wid, hello.agent, self.now)).gone:
+            if wid not in self.workers:
+                self.add_worker(Worker(wid, hello.agent, self.now))
+            if not self.workers[wid].gone:
                 self._take(hello.agent, message)
-        for worker in self.workers.values():
-            if worker.agent == hello.agent and not worker.gone and worker.fencing:
+        for worker in self.alive_at(hello.agent):
+            if worker.fencing:
                 self.send(hello.agent, p.Fence(wid=worker.wid, why=worker.fencing))
         if self.phase is Phase.FORMING:
             begin_change(self, "an agent came back during a recovery")
@@ -124,6 +126,7 @@ class Membership(JobState):
         if agent in self.agents and self.agents[agent].connected:
             self.agents[agent].connected = False
             self.agents[agent].heard = now
+            self.grant_lease(self.agents[agent])
             self.event(
                 "agent_lost_contact",
                 agent=agent,
@@ -143,8 +146,9 @@ class Membership(JobState):
 
     def _take(self, agent: str, message: p.Message) -> None:
         if isinstance(message, p.Beat):
-            on_beat(self, message)
-            self.send(agent, p.Lease(sent=message.sent, patience=self.times.patience))
+            times = self.grant_lease(self.agents[agent])
+            on_beat(self, message, times.patience)
+            self.send(agent, p.Lease(sent=message.sent, patience=times.patience))
         elif isinstance(message, p.Exited):
             on_exited(self, message)
         elif isinstance(message, p.Goodbye):
@@ -185,9 +189,8 @@ class Membership(JobState):
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
-        limit = self.times.lease + FENCE_MARGIN
         for agent in list(self.agents.values()):
-            if now - agent.heard > limit:
+            if now > agent.leased_until + FENCE_MARGIN:
                 agent_is_gone(self, agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             unexplained_failures(self, now)

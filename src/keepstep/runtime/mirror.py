@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from keepstep.runtime import vault
-from keepstep.runtime.protocol import AuthenticationError
+from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.transfer import ByteClient, TransferError
 
 INTERVAL = 0.05  # seconds between two pulls

@@ -1,48 +1,23 @@
-"""The typed messages between worker, agent and coordinator, and how they travel.
+"""The typed messages between worker, agent and coordinator.
 
 Every message is a frozen dataclass. On the wire it is one JSON object whose ``kind`` names the
-class. Between agent and coordinator a message travels in an authenticated frame::
-
-    length (4 bytes, big endian) | HMAC-SHA256 (32 bytes) | flag (1 byte) | body
-
-The HMAC covers a direction byte, the frame's number in this direction, the flag and the body under
-a key that both ends derive from the job's secret and two fresh nonces: a frame that is forged,
-replayed, reordered or sent back to its author is refused. Nothing is ever unpickled.
-
-Between a worker and its agent messages are JSON lines on a socket pair that the worker inherits;
-nobody else can reach it.
+class. Between agent and coordinator messages travel in authenticated frames (``channel``). Between
+a worker and its agent they are JSON lines on a socket pair that the worker inherits; nobody else
+can reach it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import hashlib
-import hmac
 import json
-import os
-import struct
 import types
 import typing
-import zlib
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-MAX_FRAME = 64 * 1024 * 1024  # a form message for 16,000 ranks is about 1 MiB before compression
-COMPRESS_ABOVE = 4096
-NONCE_BYTES = 16
-MAC_BYTES = 32
-REFUSAL = b"\0" * MAC_BYTES  # a server's answer to a wrong proof; silence means that it died
-_LENGTH = struct.Struct(">I")
-_NUMBER = struct.Struct(">Q")
 
 
 class ProtocolError(Exception):
     """A message that cannot be read: not JSON, unknown kind, missing or wrong field."""
-
-
-class AuthenticationError(ProtocolError):
-    """The other end does not hold this job's secret, or a frame was altered on its way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -423,7 +398,27 @@ def _all_kinds(base: type[Message]) -> dict[str, type[Message]]:
 _KINDS = {name: kind for name, kind in _all_kinds(Message).items() if kind not in (Message, Report)}
 _FIELDS = {name: [entry.name for entry in dataclasses.fields(_KINDS[name])] for name in _KINDS}
 _ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each message
-_HINTS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
+_DECODER = json.JSONDecoder()
+_NOTHING: frozenset[type] = frozenset()
+
+
+def _types_of(hint: Any) -> frozenset[type] | None:
+    """Return the types that a value from JSON may have; None: any."""
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        options = [_types_of(option) for option in typing.get_args(hint)]
+        return frozenset().union(*(option for option in options if option is not None))
+    if hint is Any:
+        return None
+    if hint is float:
+        return frozenset((int, float))
+    return frozenset((origin or hint,))
+
+
+_TYPES = {
+    name: {key: _types_of(hint) for key, hint in typing.get_type_hints(kind).items()}
+    for name, kind in _KINDS.items()
+}
 
 
 def to_json(message: Message) -> bytes:
@@ -439,13 +434,28 @@ def from_json(line: bytes) -> Message:
     Raises:
         ProtocolError: not a JSON object, unknown kind, or fields that do not fit.
     """
+    return from_dict(_object(_parse(line)))
+
+
+def from_json_array(body: bytes) -> list[Message]:
+    """Return the messages in a JSON array; raise ProtocolError as ``from_json`` does."""
+    found = _parse(body)
+    if not isinstance(found, list):
+        raise ProtocolError(f"a frame holds a JSON array, this is {type(found).__name__}")
+    return [from_dict(_object(each)) for each in found]
+
+
+def _parse(text: bytes) -> object:
     try:
-        body = json.loads(line)
+        return _DECODER.decode(text.decode())
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {line[:80]!r}") from error
+        raise ProtocolError(f"not JSON: {text[:80]!r}") from error
+
+
+def _object(body: object) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ProtocolError(f"a message is a JSON object, this is {type(body).__name__}")
-    return from_dict(body)
+    return body
 
 
 def from_dict(body: dict[str, Any]) -> Message:
@@ -455,9 +465,10 @@ def from_dict(body: dict[str, Any]) -> Message:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"unknown kind of message: {name!r}")
-    hints = _HINTS[kind.__name__]
+    wanted = _TYPES[kind.__name__]
     for key, value in fields.items():
-        if key not in hints or not _fits(value, hints[key]):
+        types_of_key = wanted.get(key, _NOTHING)
+        if types_of_key is not None and type(value) not in types_of_key:
             raise ProtocolError(f"{name}.{key} does not fit: {str(value)[:80]!r}")
     try:
         return kind(**fields)
@@ -471,210 +482,8 @@ def to_dict(message: Message) -> dict[str, Any]:
     return found
 
 
-def _fits(value: object, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if hint is Any:
-        return True
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
-
-
 def expect(message: Message, kind: type[M]) -> M:
     """Return ``message`` if it is a ``kind``; raise ProtocolError otherwise."""
     if not isinstance(message, kind):
         raise ProtocolError(f"expected {kind.__name__}, got {type(message).__name__}")
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A message ready for any number of channels: serialised (and compressed) once."""
-
-    flag: bytes
-    body: bytes
-
-
-def pack(message: Message) -> Packed:
-    """Serialise ``message``, compressed when that saves bandwidth."""
-    body = to_json(message)
-    if len(body) <= COMPRESS_ABOVE:
-        return Packed(b"\x00", body)
-    return Packed(b"\x01", zlib.compress(body, 1))
-
-
-def unpack(flag: bytes, body: bytes) -> Message:
-    """Undo ``pack``; a body that inflates beyond the frame limit is refused."""
-    if flag == b"\x01":
-        inflate = zlib.decompressobj()
-        try:
-            body = inflate.decompress(body, MAX_FRAME)
-        except zlib.error as error:
-            raise ProtocolError(f"damaged frame: {error}") from error
-        if inflate.unconsumed_tail:
-            raise ProtocolError(f"frame inflates beyond {MAX_FRAME} bytes")
-    return from_json(body)
-
-
-def new_secret() -> str:
-    """Return a fresh per-job secret, 64 hexadecimal digits."""
-    return os.urandom(32).hex()
-
-
-class Channel:
-    """An authenticated, ordered message channel over a stream; made by ``connect``/``accept``."""
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        key: bytes,
-        directions: tuple[bytes, bytes],
-    ) -> None:
-        """Use ``connect`` or ``accept`` instead."""
-        self._reader, self._writer, self._key = reader, writer, key
-        self._send_direction, self._receive_direction = directions
-        self._sent = self._received = 0
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end, for logs."""
-        name = self._writer.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if name else "unknown"
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait to be sent."""
-        transport = self._writer.transport
-        return transport.get_write_buffer_size()
-
-    def _mac(self, direction: bytes, number: int, flag: bytes, body: bytes) -> bytes:
-        head = direction + _NUMBER.pack(number) + flag
-        return hmac.digest(self._key, head + body, "sha256")
-
-    def send(self, message: Message | Packed) -> None:
-        """Queue ``message``; never waits. Call ``drain`` where back-pressure is wanted."""
-        packed = message if isinstance(message, Packed) else pack(message)
-        mac = self._mac(self._send_direction, self._sent, packed.flag, packed.body)
-        self._sent += 1
-        size = _LENGTH.pack(MAC_BYTES + 1 + len(packed.body))
-        self._writer.write(b"".join((size, mac, packed.flag, packed.body)))
-
-    async def drain(self) -> None:
-        """Wait until the send buffer has room."""
-        await self._writer.drain()
-
-    async def receive(self) -> Message:
-        """Return the next message.
-
-        Raises:
-            EOFError: the other end closed.
-            AuthenticationError: a frame that the other end cannot have sent.
-        """
-        try:
-            (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if not MAC_BYTES < size <= MAX_FRAME:
-                raise ProtocolError(f"frame of {size} bytes")
-            frame = await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise EOFError(f"{self.peer} closed the connection") from error
-        mac, flag, body = (
-            frame[:MAC_BYTES],
-            frame[MAC_BYTES : MAC_BYTES + 1],
-            frame[MAC_BYTES + 1 :],
-        )
-        wanted = self._mac(self._receive_direction, self._received, flag, body)
-        if not hmac.compare_digest(mac, wanted):
-            raise AuthenticationError(f"frame {self._received} from {self.peer} fails its check")
-        self._received += 1
-        return unpack(flag, body)
-
-    def close(self) -> None:
-        """Close; queued messages are still sent."""
-        self._writer.close()
-
-    def abort(self) -> None:
-        """Drop the connection at once; a pending ``receive`` ends."""
-        self._writer.transport.abort()
-
-
-def derive_key(secret: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """Return the key of one connection."""
-    seed = b"keepstep" + client_nonce + server_nonce
-    return hmac.digest(secret.encode(), seed, hashlib.sha256)
-
-
-def proof(key: bytes, role: bytes) -> bytes:
-    """Return what an end sends to show that it derived the same key."""
-    return hmac.digest(key, b"proof of " + role, "sha256")
-
-
-async def connect(host: str, port: int, secret: str, timeout: float) -> Channel:
-    """Connect to a coordinator and prove to each other that both hold ``secret``.
-
-    Raises:
-        AuthenticationError: the other end holds another secret.
-        OSError, TimeoutError: it cannot be reached; ConnectionRefusedError means that the host
-            answers but no coordinator listens there.
-    """
-    async with asyncio.timeout(timeout):
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            mine = os.urandom(NONCE_BYTES)
-            writer.write(mine)
-            theirs = await _first_answer(reader, f"{host}:{port}")
-            key = derive_key(secret, mine, theirs)
-            writer.write(proof(key, b"client"))
-            answer = await reader.readexactly(MAC_BYTES)
-        except asyncio.IncompleteReadError as error:
-            writer.close()
-            raise EOFError(f"{host}:{port} closed the connection") from error
-        except BaseException:
-            writer.close()
-            raise
-        if answer == REFUSAL:
-            writer.close()
-            raise AuthenticationError(f"{host}:{port} refused this job's secret")
-        if not hmac.compare_digest(answer, proof(key, b"server")):
-            writer.close()
-            raise AuthenticationError(f"{host}:{port} does not hold this job's secret")
-    return Channel(reader, writer, key, (b"c", b"s"))
-
-
-async def _first_answer(reader: asyncio.StreamReader, address: str) -> bytes:
-    """Return the server's nonce; one that ends before it has refused nothing."""
-    try:
-        return await reader.readexactly(NONCE_BYTES)
-    except asyncio.IncompleteReadError as error:
-        raise EOFError(f"{address} closed the connection") from error
-
-
-async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, timeout: float
-) -> Channel:
-    """Answer ``connect``; a client without the secret is refused before it can say anything.
-
-    Raises:
-        AuthenticationError: wrong or missing proof within ``timeout`` seconds.
-    """
-    peer = writer.get_extra_info("peername")
-    try:
-        async with asyncio.timeout(timeout):
-            theirs = await reader.readexactly(NONCE_BYTES)
-            mine = os.urandom(NONCE_BYTES)
-            writer.write(mine)
-            key = derive_key(secret, theirs, mine)
-            answer = await reader.readexactly(MAC_BYTES)
-    except (asyncio.IncompleteReadError, TimeoutError, OSError) as error:
-        writer.close()
-        raise AuthenticationError(f"{peer} gave no proof of this job's secret") from error
-    if not hmac.compare_digest(answer, proof(key, b"client")):
-        writer.write(REFUSAL)
-        writer.close()
-        raise AuthenticationError(f"{peer} does not hold this job's secret")
-    writer.write(proof(key, b"server"))
-    return Channel(reader, writer, key, (b"s", b"c"))

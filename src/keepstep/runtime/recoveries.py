@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,17 +162,3 @@ class Recoveries:
     def spare_lost(self) -> None:
         """A ready spare died."""
         self.spares_lost += 1
-
-    def to_record(self) -> dict[str, Any]:
-        """Return JSON values; moments are kept as they are (one clock a host)."""
-        return {
-            "entries": [dataclasses.asdict(entry) for entry in self.entries],
-            "coordinator_restarts": self.coordinator_restarts,
-            "spares_lost": self.spares_lost,
-        }
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any], now: float) -> Recoveries:
-        """Undo ``to_record``."""
-        entries = [Recovery(**entry) for entry in record["entries"]]
-        return cls(entries, record["coordinator_restarts"], record["spares_lost"])

@@ -31,6 +31,7 @@ class Agent:
     slots: int  # worker processes, spares included
     connected: bool = True
     heard: float = 0.0
+    leased_until: float = 0.0  # the longest lease that it was ever granted ends by then
 
 
 @dataclass(slots=True)

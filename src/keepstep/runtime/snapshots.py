@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ class _Entry:
     payload: list[str] = field(default_factory=list)
     ranks: dict[int, tuple[str, int]] = field(default_factory=dict)
     agreed: bool = False
+    row: list[Any] | None = None  # what the journal holds, until it changes
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class SnapshotRegistry:
     def note(self, taken: SnapshotTaken, address: str) -> None:
         """Note that one rank took its part; ``address`` is the vault it lies in."""
         entry = self._entries.setdefault(taken.committed, _Entry())
+        entry.row = None
         entry.digests[taken.wid] = taken.digest
         entry.ranks[taken.rank] = (address, taken.wid)
         if taken.payload and address not in entry.payload:
@@ -40,7 +43,7 @@ class SnapshotRegistry:
         self._seconds.append(taken.seconds)
         del self._seconds[:-16]
 
-    def judge(self, committed: int, members: list[int]) -> tuple[int, ...] | None:
+    def judge(self, committed: int, members: Collection[int]) -> tuple[int, ...] | None:
         """Compare a snapshot once all ``members`` took it.
 
         Returns None as long as some have not, or if all agree (it is a common snapshot then); else
@@ -49,13 +52,13 @@ class SnapshotRegistry:
         entry = self._entries[committed]
         if len(entry.digests) < len(members):
             return None
-        present = frozenset(members)
+        present = members if isinstance(members, Mapping) else frozenset(members)
         digests = {wid: digest for wid, digest in entry.digests.items() if wid in present}
         if len(digests) < len(members):
             return None
         outvoted = outliers(digests)
         if outvoted is None:
-            entry.agreed = bool(entry.payload)
+            entry.agreed, entry.row = bool(entry.payload), None
             self._drop_old(committed)
         return outvoted
 
@@ -87,6 +90,7 @@ class SnapshotRegistry:
     def rehome(self, lost: str, mirror: str | None) -> None:
         """The vault ``lost`` is gone; the one at ``mirror`` keeps copies of its rank records."""
         for entry in self._entries.values():
+            entry.row = None
             entry.payload = [address for address in entry.payload if address != lost]
             entry.ranks = {
                 rank: (mirror or "", wid) if address == lost else (address, wid)
@@ -106,27 +110,34 @@ class SnapshotRegistry:
         self.interval = wanted
         return wanted
 
-    def to_record(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "interval": self.interval,
-            "entries": [
-                [
-                    count,
-                    list(e.digests.items()),
-                    e.payload,
-                    [[rank, *place] for rank, place in e.ranks.items()],
-                    e.agreed,
-                ]
-                for count, e in self._entries.items()
-            ],
-        }
+    def to_rows(self) -> dict[str, list[Any]]:
+        """Return the snapshots that can be gone back to as JSON values, by count.
+
+        Those that not all ranks have reported are left out: a report that was under way when a
+        coordinator died is not repeated.
+        """
+        return {str(count): _row(count, e) for count, e in self._entries.items() if e.agreed}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> SnapshotRegistry:
-        """Undo ``to_record``."""
-        found = cls(interval=record["interval"])
-        for count, digests, payload, ranks, agreed in record["entries"]:
-            places = {rank: (address, wid) for rank, address, wid in ranks}
-            found._entries[count] = _Entry(dict(digests), payload, places, agreed)
+    def from_rows(cls, rows: dict[str, list[Any]], interval: int) -> SnapshotRegistry:
+        """Undo ``to_rows``."""
+        found = cls(interval=interval)
+        for count, digest, payload, places in rows.values():
+            ranks = {
+                rank: (address, wid)
+                for address, there in places.items()
+                for rank, wid in zip(there[::2], there[1::2], strict=True)
+            }
+            digests = dict.fromkeys((wid for _, wid in ranks.values()), digest)
+            found._entries[count] = _Entry(digests, payload, ranks, True)
         return found
+
+
+def _row(count: int, entry: _Entry) -> list[Any]:
+    if entry.row is None:
+        places: dict[str, list[int]] = {}
+        for rank, (address, wid) in entry.ranks.items():
+            places.setdefault(address, []).extend((rank, wid))
+        digest = next(iter(entry.digests.values()))
+        entry.row = [count, digest, list(entry.payload), places]
+    return entry.row

@@ -18,7 +18,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from keepstep.runtime.protocol import (
+from keepstep.runtime.handshake import (
     MAC_BYTES,
     NONCE_BYTES,
     AuthenticationError,

@@ -18,9 +18,8 @@ STRAGGLER_LOOK = 1e-4  # the same: this look is longer and not urgent
 _PROGRESS_FIELDS = [entry.name for entry in dataclasses.fields(p.Progress)]
 
 
-def on_beat(job: JobState, beat: p.Beat) -> None:
+def on_beat(job: JobState, beat: p.Beat, patience: float) -> None:
     """Take the progress of one agent's workers."""
-    patience = job.times.patience
     for row in beat.workers:
         if len(row) != len(_PROGRESS_FIELDS):
             raise p.ProtocolError(f"a row of progress has {len(row)} fields")
