@@ -23,10 +23,8 @@ from typing import Any
 
 from keepstep.runtime import deathwatch, procfs, vault
 from keepstep.runtime import protocol as p
-from keepstep.runtime.channel import Channel, connect
 from keepstep.runtime.environment import worker_environment
-from keepstep.runtime.handshake import AuthenticationError
-from keepstep.runtime.incidents import IncidentWriter, Judge, ProcessFacts, Witnesses, ending
+from keepstep.runtime.incidents import IncidentWriter, ProcessFacts, Witnesses, ending, judge
 from keepstep.runtime.inject import Injection, parse
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
@@ -105,7 +103,7 @@ class Agent:
         self._final_codes: dict[int, int] = {}
         self._store = ""
         self._injections: tuple[Injection, ...] = ()
-        self._channel: Channel | None = None
+        self._channel: p.Channel | None = None
         self._finishing = False
         self._ended = asyncio.Event()
         self._fired: dict[int, tuple[p.Fired, float]] = {}  # and when it was said
@@ -119,7 +117,6 @@ class Agent:
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._mirror = Mirror(config.vault, config.secret)
         self._witnesses = Witnesses(config.vault)
-        self._judge = Judge()
         self._writing: set[asyncio.Task[None]] = set()
 
     def _provide(self, name: str) -> list[bytes | memoryview] | None:
@@ -130,8 +127,6 @@ class Agent:
 
     async def run(self) -> None:
         """Take part in the job until it has ended; no worker is left behind."""
-        if self.config.kept_incidents > 0:
-            self._judge.prepare()
         tasks = [asyncio.create_task(self._keep_contact()), asyncio.create_task(self._watch())]
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -146,7 +141,6 @@ class Agent:
 
     def close(self) -> None:
         """Kill every worker and remove the vault. May be called twice."""
-        self._judge.end()
         for worker in self.workers.values():
             if worker.alive:
                 _kill_group(worker.process.pid)
@@ -163,7 +157,7 @@ class Agent:
         while not self._ended.is_set():
             try:
                 await self._talk()
-            except AuthenticationError as error:
+            except p.AuthenticationError as error:
                 self.abort = p.Abort(why=str(error), code=2)
                 self._ended.set()
             except ConnectionRefusedError:
@@ -178,7 +172,7 @@ class Agent:
 
     async def _talk(self) -> None:
         host, port = self.config.coordinator
-        channel = await connect(host, port, self.config.secret, CONNECT_TIMEOUT)
+        channel = await p.connect(host, port, self.config.secret, CONNECT_TIMEOUT)
         self._channel, self._connected = channel, time.monotonic()
         channel.send(self._hello())
         while True:
@@ -499,7 +493,7 @@ class Agent:
             return
         self._tell("incident", incident=incident.name, folder=str(folder))
         if incident.lead == self.config.name:
-            verdict = await self._judge.verdict(folder)
+            verdict = await judge(folder)
             if verdict is None:
                 self._tell("unjudged", incident=incident.name, folder=str(folder))
             else:
@@ -563,7 +557,9 @@ class Agent:
         record = worker.progress
         sequence = record[Slot.SEQUENCE]
         if sequence != worker.sequence[0]:
-            worker.sequence = (sequence, now)
+            # It shows late, so it counts as progress only in a step that has become long.
+            is_news = seconds_since(record[Slot.CHANGED], now) >= self.times.patience / 2
+            worker.sequence = (sequence, now if is_news else worker.sequence[1])
         changed = max(record[Slot.CHANGED], worker.sequence[1])
         age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
         state, cpu = "S", False
