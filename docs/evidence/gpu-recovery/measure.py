@@ -1,9 +1,10 @@
 """Measure recoveries with NCCL on one GPU: several ranks share the card, each a host to NCCL.
 
-    python docs/evidence/gpu-recovery/measure.py OUT.json [--repeats N] [--seconds LIMIT]
+    python docs/evidence/gpu-recovery/measure.py OUT.json [--repeats N] [--incidents DIR]
 
 Needs PyTorch 2.15 with CUDA and the ``keepstep`` command's module on the path. Each row is one
-``keepstep run`` of jobs/bytelm.py; results are written after every run.
+``keepstep run`` of jobs/bytelm.py; results are written after every run. With ``--incidents DIR``
+what each fault left is kept there, one folder a run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +25,90 @@ ROOT = Path(__file__).resolve().parents[3]
 STEPS = 60
 FAULTS = ["kill@30:1", "stop@30:1", "hang@30:2", "gil@30:1", "raise@30:1", "segv@30:0", "exit@30:2"]
 DOUBLE = ["kill@30:1", "kill@30:2"]
+BY_NAME = ["kill@30:spare", "kill@30:coordinator"]
+FAST_PATH = {"TORCH_NCCL2_RECONFIGURE_SHRINK_GROW": "1"}
 
 
-def run_once(faults: list[str], spares: int, extra: list[str]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run."""
+
+    faults: list[str]
+    spares: int = 1
+    extra: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    script: tuple[str, ...] = ("jobs/bytelm.py", "--steps", str(STEPS))
+
+
+def plan(repeats: int) -> Iterator[Row]:
+    """Yield what is run, the most important first."""
+    yield Row(faults=[], spares=0)
+    for fault in FAULTS:
+        yield Row(faults=[fault])
+    yield Row(faults=DOUBLE, spares=2)
+    yield Row(faults=["kill@30:1"], spares=0, extra=("--on-loss", "shrink"))
+    for fault in BY_NAME:
+        yield Row(faults=[fault])
+    yield Row(faults=["kill@30:1"], variables=FAST_PATH)
+    yield Row(faults=["hang@30:1"], script=("tests/jobs/groups.py", str(STEPS)))
+    for _ in range(repeats - 1):
+        yield Row(faults=["kill@30:1"])
+        yield Row(faults=["stop@30:1"])
+        yield Row(faults=["kill@30:1"], variables=FAST_PATH)
+
+
+def run_once(row: Row, incidents: Path) -> dict[str, Any]:
     """Return the summary of one run, with its exit code and the tail of its output."""
     with tempfile.TemporaryDirectory() as folder:
         summary, events = Path(folder) / "summary.json", Path(folder) / "events.jsonl"
         command = [
             sys.executable, "-c", "from keepstep.cli.main import main; main()",
-            "run", "--backend", "nccl", "--workers", "3", "--spares", str(spares),
-            "--summary", str(summary), "--events", str(events), *extra,
-            *(part for fault in faults for part in ("--inject", fault)),
-            "jobs/bytelm.py", "--steps", str(STEPS),
+            "run", "--backend", "nccl", "--workers", "3", "--spares", str(row.spares),
+            "--summary", str(summary), "--events", str(events), "--incidents", str(incidents),
+            *row.extra, *(part for fault in row.faults for part in ("--inject", fault)),
+            *row.script,
         ]  # fmt: skip
         began = time.monotonic()
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+            command,
+            cwd=ROOT,
+            env={**os.environ, **row.variables},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
         )
         facts = json.loads(summary.read_text()) if summary.exists() else {}
         tail = (done.stdout + done.stderr)[-3000:]
         return {
-            "faults": faults,
+            "faults": row.faults,
+            "script": row.script[0],
+            "variables": row.variables,
             "exit_code": done.returncode,
             "wall_s": round(time.monotonic() - began, 1),
             "summary": facts,
             "timeline": timeline(events),
+            "incidents": [left_of(path) for path in sorted(incidents.rglob("manifest.json"))],
             "output_tail": tail if done.returncode else "",
         }
+
+
+def left_of(manifest: Path) -> dict[str, Any]:
+    """Return which artifacts of an incident arrived, which did not and why, and the verdict."""
+    facts = json.loads(manifest.read_text())
+    verdicts = sorted(manifest.parents[1].rglob("verdict.json"))
+    told = json.loads(verdicts[0].read_text()) if verdicts else {}
+    keys = ("kind", "file", "size", "reason", "how")
+    return {
+        "incident": facts["incident"],
+        "artifacts": [
+            {"rank": member["rank"], **{key: artifact[key] for key in keys}}
+            for member in facts["members"]
+            for artifact in member["artifacts"]
+        ],
+        "lives": {member["rank"]: member["life"] for member in facts["members"]},
+        "verdict": {key: told.get(key) for key in ("verdict", "ranks", "fault", "headline")},
+    }
 
 
 def timeline(events: Path) -> list[dict[str, Any]]:
@@ -65,8 +125,10 @@ def timeline(events: Path) -> list[dict[str, Any]]:
         "form",
         "member_formed",
         "resumed",
+        "incident",
+        "verdict",
     }
-    keys = ("event", "rank", "reconfigure_s", "state_s")
+    keys = ("event", "rank", "reconfigure_s", "state_s", "headline")
     return [
         {"at_s": round(f["time"] - start, 3), **{k: f[k] for k in keys if k in f}}
         for f in facts
@@ -92,17 +154,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--incidents", type=Path, help="keep what the faults left here")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    plan: list[tuple[list[str], int, list[str]]] = [([], 0, [])]
-    plan += [([fault], 1, []) for fault in FAULTS]
-    plan += [(DOUBLE, 2, []), (["kill@30:1"], 0, ["--on-loss", "shrink"])]
-    plan += [([fault], 1, []) for _ in range(options.repeats - 1) for fault in FAULTS[:2]]
     report: dict[str, Any] = {"environment": environment(), "runs": []}
-    for faults, spares, extra in plan:
+    kept = options.incidents or Path(tempfile.mkdtemp())
+    for number, row in enumerate(plan(options.repeats)):
         if time.monotonic() > deadline:
             break
-        report["runs"].append(run_once(faults, spares, extra))
+        report["runs"].append(run_once(row, kept / f"run-{number:02}"))
         options.out.write_text(json.dumps(report, indent=1))
         print(json.dumps(report["runs"][-1])[:600], flush=True)
 
