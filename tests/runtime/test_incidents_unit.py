@@ -10,6 +10,7 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from keepstep.runtime.agent import Agent, AgentConfig
 from keepstep.runtime.incidents import (
     NO_PY_SPY,
     IncidentWriter,
+    Judge,
     ProcessFacts,
     Witnesses,
     ending,
-    judge,
     remove_old,
 )
 from tests.incident.making import incident
@@ -237,15 +238,46 @@ def test_an_agent_tells_what_was_lost(place: Place, monkeypatch: pytest.MonkeyPa
     assert "No space left" in told[0]["why"]
 
 
-def test_an_incident_is_judged_by_a_process_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    judge = Judge()
+    yield judge
+    judge.end()
+
+
+def test_an_incident_is_judged_by_a_process_of_its_own(tmp_path: Path, judge: Judge) -> None:
     part = incident(tmp_path)
-    verdict = asyncio.run(judge(part))
+    verdict = asyncio.run(judge.verdict(part))
     assert verdict is not None
     assert (verdict["verdict"], verdict["ranks"]) == ("culprit", [2])
     assert json.loads((part / "verdict.json").read_text()) == verdict
     assert (part / "verdict.txt").read_text().startswith("CULPRIT")
     assert [path.name for path in part.iterdir() if path.name.startswith(".")] == []
-    assert asyncio.run(judge(tmp_path / "nothing")) is None
+    assert asyncio.run(judge.verdict(tmp_path / "nothing")) is None
+    assert asyncio.run(judge.verdict(part)) == verdict, "one that failed does not spoil the next"
+
+
+def test_a_judge_that_never_answers_is_replaced(
+    tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = incident(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(incidents, "JUDGE_LIMIT", 0.0)
+        assert asyncio.run(judge.verdict(part)) is None
+    verdict = asyncio.run(judge.verdict(part))
+    assert verdict is not None
+    assert verdict["ranks"] == [2]
+
+
+def test_a_judge_ends_with_its_agent() -> None:
+    judge = Judge()
+    judge.prepare()
+    process = judge._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
+    judge.end()
 
 
 # Retention

@@ -1,6 +1,7 @@
-"""Read an incident, write its verdict beside it: ``python -m keepstep.incident.judge FOLDER``.
+"""Read an incident, write its verdict beside it: ``python -m keepstep.incident.judge [FOLDER]``.
 
-A process of its own, so that reading dumps never keeps an agent from watching its ranks.
+A process of its own, so that reading dumps never keeps an agent from watching its ranks. Without an
+argument it loads its program and waits until standard input has named the folder and ends.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from keepstep.incident.write import write_whole
 
 
 def main() -> int:
-    """Judge ``argv[1]``; the verdict goes to verdict.json, verdict.txt and standard output."""
-    os.nice(5)
-    folder = Path(sys.argv[1])
+    """Judge one folder; the verdict goes to verdict.json, verdict.txt and standard output."""
+    told = sys.argv[1] if len(sys.argv) > 1 else os.fsdecode(sys.stdin.buffer.read())
+    if not told:
+        return 0  # nothing happened
+    folder = Path(told)
     (gathered,) = gather(folder)
     verdict = diagnose(gathered.evidence)
     body = json.dumps(to_json(gathered, verdict), indent=2)

@@ -24,7 +24,7 @@ from typing import Any
 from keepstep.runtime import deathwatch, procfs, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.environment import worker_environment
-from keepstep.runtime.incidents import IncidentWriter, ProcessFacts, Witnesses, ending, judge
+from keepstep.runtime.incidents import IncidentWriter, Judge, ProcessFacts, Witnesses, ending
 from keepstep.runtime.inject import Injection, parse
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
@@ -117,6 +117,7 @@ class Agent:
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._mirror = Mirror(config.vault, config.secret)
         self._witnesses = Witnesses(config.vault)
+        self._judge = Judge()
         self._writing: set[asyncio.Task[None]] = set()
 
     def _provide(self, name: str) -> list[bytes | memoryview] | None:
@@ -127,6 +128,8 @@ class Agent:
 
     async def run(self) -> None:
         """Take part in the job until it has ended; no worker is left behind."""
+        if self.config.kept_incidents > 0:
+            self._judge.prepare()
         tasks = [asyncio.create_task(self._keep_contact()), asyncio.create_task(self._watch())]
         ended = asyncio.create_task(self._ended.wait())
         try:
@@ -141,6 +144,7 @@ class Agent:
 
     def close(self) -> None:
         """Kill every worker and remove the vault. May be called twice."""
+        self._judge.end()
         for worker in self.workers.values():
             if worker.alive:
                 _kill_group(worker.process.pid)
@@ -493,7 +497,7 @@ class Agent:
             return
         self._tell("incident", incident=incident.name, folder=str(folder))
         if incident.lead == self.config.name:
-            verdict = await judge(folder)
+            verdict = await self._judge.verdict(folder)
             if verdict is None:
                 self._tell("unjudged", incident=incident.name, folder=str(folder))
             else:

@@ -301,23 +301,53 @@ def _take(
     return describe(folder / name, kind, name=name, how=how)
 
 
-async def judge(folder: Path) -> dict[str, Any] | None:
-    """Let another process read the folder and write its verdict; None where that fails."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "keepstep.incident.judge",
-        str(folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), JUDGE_LIMIT)
-    except TimeoutError:
+@dataclass(slots=True)
+class Judge:
+    """A process that has loaded its program and waits for an incident to judge.
+
+    Loading takes most of the time of a verdict, so it is done before anything happens.
+    """
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self) -> None:
+        """Start the process, in background."""
+        with suppress(OSError):  # the next verdict tries again
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "keepstep.incident.judge"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the agent, with whose end it ends
+            )
+
+    async def verdict(self, folder: Path) -> dict[str, Any] | None:
+        """Let it read the folder and write its verdict there; None where that fails."""
+        if self._process is None:
+            self.prepare()
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            output, _ = await asyncio.to_thread(
+                process.communicate, os.fsencode(folder), JUDGE_LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _kill(process)
+            self.prepare()
+        if process.returncode != 0:
+            return None
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+    def end(self) -> None:
+        """End the process that waits."""
+        if self._process is not None:
+            _kill(self._process)
+            self._process = None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with process:
         process.kill()
-        await process.wait()
-        return None
-    if process.returncode != 0:
-        return None
-    found: dict[str, Any] = json.loads(output)
-    return found
