@@ -23,7 +23,9 @@ from typing import Any
 
 from keepstep.runtime import deathwatch, procfs, vault
 from keepstep.runtime import protocol as p
+from keepstep.runtime.channel import Channel, connect
 from keepstep.runtime.environment import worker_environment
+from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.incidents import IncidentWriter, Judge, ProcessFacts, Witnesses, ending
 from keepstep.runtime.inject import Injection, parse
 from keepstep.runtime.mirror import Mirror
@@ -103,7 +105,7 @@ class Agent:
         self._final_codes: dict[int, int] = {}
         self._store = ""
         self._injections: tuple[Injection, ...] = ()
-        self._channel: p.Channel | None = None
+        self._channel: Channel | None = None
         self._finishing = False
         self._ended = asyncio.Event()
         self._fired: dict[int, tuple[p.Fired, float]] = {}  # and when it was said
@@ -161,7 +163,7 @@ class Agent:
         while not self._ended.is_set():
             try:
                 await self._talk()
-            except p.AuthenticationError as error:
+            except AuthenticationError as error:
                 self.abort = p.Abort(why=str(error), code=2)
                 self._ended.set()
             except ConnectionRefusedError:
@@ -176,7 +178,7 @@ class Agent:
 
     async def _talk(self) -> None:
         host, port = self.config.coordinator
-        channel = await p.connect(host, port, self.config.secret, CONNECT_TIMEOUT)
+        channel = await connect(host, port, self.config.secret, CONNECT_TIMEOUT)
         self._channel, self._connected = channel, time.monotonic()
         channel.send(self._hello())
         while True:
