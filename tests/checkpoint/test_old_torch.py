@@ -18,7 +18,7 @@ from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.testload import load_with
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
-from tests.checkpoint.conftest import Checkpoint, Saved
+from tests.checkpoint.conftest import DATA, Checkpoint, Saved
 
 pytestmark = [pytest.mark.old_torch, pytest.mark.timeout(1800)]
 
@@ -59,6 +59,11 @@ def test_what_the_writer_writes_loads(
     name: str, old: str, saved: Saved, new: dict[str, str]
 ) -> None:
     assert digests(saved.folder / name, old) == new
+
+
+def test_safetensors_files_load_as_they_are(old: str) -> None:
+    data = DATA / "torch-2.15.0"
+    assert digests(data / "hf", old) == digests(data / "plain")  # the same tensors
 
 
 def test_metadata_of_each_rank_loads(old: str, saved: Saved, new: dict[str, str]) -> None:

@@ -13,8 +13,9 @@ import pytest
 from keepstep.checkpoint.compare import compare
 from keepstep.checkpoint.contents import read_slices
 from keepstep.checkpoint.downgrade import convert, put_in_place
+from keepstep.checkpoint.findings import Finding, Verification, Weight
 from keepstep.checkpoint.store import LocalStore
-from keepstep.checkpoint.verify import Finding, Verification, Weight, verify
+from keepstep.checkpoint.verify import verify
 from tests.checkpoint.conftest import DATA, Checkpoint
 
 

@@ -126,7 +126,7 @@ class DigestingPlanner(LoadPlanner):
         """Return where an item is stored: the reader takes one file after the other."""
         assert self.metadata is not None, "it was set before the plan"
         stored = self.metadata.storage_data[item.storage_index]
-        return stored.relative_path, stored.offset
+        return stored.relative_path, getattr(stored, "offset", 0)  # safetensors files have none
 
     def _count(self, size: int) -> None:
         self._done += 1
@@ -153,13 +153,14 @@ def load(request: dict[str, Any], answer: TextIO) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for rank in request["ranks"]:
         planner = DigestingPlanner(answer)
-        reader = _reader(request["address"], rank)
+        reader: Any = None
         try:
+            reader = _reader(request["address"], request["kind"], rank)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # one process is what is wanted here
                 _load(reader, planner)
         except (Exception, checkpoint.CheckpointException) as error:
-            result["error"] = _error(reader.failure or error, planner)
+            result["error"] = _error(getattr(reader, "failure", None) or error, planner)
             return result
         prefix = "" if rank is None else f"rank {rank}: "
         for name, digest in planner.digests().items():
@@ -183,10 +184,12 @@ def _load(reader: Any, planner: DigestingPlanner) -> None:
         checkpoint.load({}, storage_reader=reader, planner=planner)
 
 
-def _reader(address: str, rank: int | None) -> Any:
+def _reader(address: str, kind: str, rank: int | None) -> Any:
     """Return PyTorch's own reader, which does not fall back to metadata of another save."""
     base: Any = checkpoint.FileSystemReader
-    if "://" in address:
+    if kind == "huggingface":
+        base = checkpoint.HuggingFaceStorageReader
+    elif "://" in address:
         base = _remote().FsspecReader
 
     class Reader(base):  # type: ignore[misc]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.checkpoint.errors import NotACheckpointError
-from keepstep.checkpoint.readers import GLOBAL, RANK_LOCAL
-from keepstep.checkpoint.store import LocalStore, Store
+from keepstep.checkpoint.readers import GLOBAL, HF_INDEX, RANK_LOCAL
+from keepstep.checkpoint.safetensors import SUFFIX
+from keepstep.checkpoint.store import File, LocalStore, Store
 
 _BLOCK = 1 << 20
 
@@ -57,8 +58,14 @@ def identify(store: Store) -> Identity:
     """
     files = store.files()
     metadata = {name for name in files if name == GLOBAL or RANK_LOCAL.fullmatch(name)}
+    if not metadata and any(name.endswith(SUFFIX) for name in files):
+        return _identity(store, files, {HF_INDEX} & files.keys())
     if not metadata:
         raise NotACheckpointError(f"{store.address}: no {GLOBAL}: nothing to load")
+    return _identity(store, files, metadata)
+
+
+def _identity(store: Store, files: dict[str, File], metadata: set[str]) -> Identity:
     return Identity(
         metadata={name: _sha256(store, name) for name in sorted(metadata)},
         data={

@@ -27,6 +27,7 @@ from keepstep.checkpoint.record import (
     identify,
     read_records,
 )
+from keepstep.checkpoint.safetensors import SUFFIX
 from keepstep.checkpoint.store import Store
 
 OLDEST_TORCH = (2, 2)  # the first with torch.distributed.checkpoint.load
@@ -93,7 +94,7 @@ def load_with(
         NoInterpreterError: The interpreter does not start, ended early or has no such PyTorch.
         BadScriptError: The script has no ``state_dict``.
     """
-    ranks, size = _what_to_load(store)
+    kind, ranks, size = _what_to_load(store)
     before = identify(store)
     if found := shutil.which(python):
         python = os.path.abspath(found)  # a link stays one: it is what makes a venv of a Python
@@ -101,6 +102,7 @@ def load_with(
     _check_torch(python, environment)
     request = {
         "address": address_of(store),
+        "kind": kind,
         "ranks": ranks,
         "keys_from": None if keys_from is None else str(keys_from.resolve()),
     }
@@ -180,14 +182,12 @@ def environment_of(python: str) -> dict[str, Any]:
     )
 
 
-def _what_to_load(store: Store) -> tuple[list[int | None], int]:
-    """Return the ranks whose metadata to load (None: that of all), and the bytes of the tensors."""
+def _what_to_load(store: Store) -> tuple[str, list[int | None], int]:
+    """Return the kind, the ranks whose metadata to load (None: all), and the bytes of tensors."""
     found = inspect_store(store)
-    if found.readers.kind not in ("dcp", "rank-local"):
-        raise CheckpointError(
-            f"{store.address}: test-load is for PyTorch's distributed checkpoints, and this is "
-            f"{found.readers.kind}"
-        )
+    if found.readers.kind == "huggingface":
+        sizes = [file.size for name, file in store.files().items() if name.endswith(SUFFIX)]
+        return found.readers.kind, [None], sum(sizes)
     stale = sorted(name for name in store.files() if RANK_LOCAL.fullmatch(name))
     if found.readers.kind == "dcp" and stale:
         raise CheckpointError(
@@ -196,9 +196,9 @@ def _what_to_load(store: Store) -> tuple[list[int | None], int]:
         )
     size = sum(tensor.bytes for each in found.metadata.values() for tensor in each.tensors)
     if found.readers.kind == "dcp":
-        return [None], size
+        return "dcp", [None], size
     ranks = sorted(int(match[1]) for name in stale if (match := RANK_LOCAL.fullmatch(name)))
-    return list(ranks), size
+    return "rank-local", list(ranks), size
 
 
 def _check_torch(python: str, environment: dict[str, Any]) -> None:

@@ -5,64 +5,34 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from math import prod
 
 from keepstep.checkpoint.contents import Contents, Slice, read_slices
 from keepstep.checkpoint.errors import NotACheckpointError, UnsafeMetadataError
+from keepstep.checkpoint.findings import Finding, Verification, Weight, heaviest_first
 from keepstep.checkpoint.names import DTYPES
 from keepstep.checkpoint.readers import GLOBAL, RANK_LOCAL, TEMPORARY
+from keepstep.checkpoint.safetensors import SUFFIX, verify_safetensors
 from keepstep.checkpoint.store import UNFINISHED, File, LocalStore, Store
 from keepstep.checkpoint.stored import DamagedSliceError, check_parts, parts, tensor_part
-
-
-class Weight(StrEnum):
-    """How much a finding means."""
-
-    DAMAGE = "damage"  # what was saved is not there, or not what would be loaded
-    SUSPECT = "suspect"  # a sign of damage that may have another cause
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something wrong with one file."""
-
-    weight: Weight
-    code: str
-    file: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """What was checked, and what was found."""
-
-    findings: tuple[Finding, ...]
-    checked: int = 0  # slices whose CRCs are right
-    unchecked: int = 0  # slices that carry no CRC, or went through an extension
-    bytes: int = 0  # that were read for the CRCs
-    recovery: str = ""  # the command that mends it, where there is one
-
-    def worst(self) -> Weight | None:
-        """Return the heaviest weight among the findings."""
-        return next((w for w in Weight if any(f.weight is w for f in self.findings)), None)
 
 
 def verify(store: Store) -> Verification:
     """Check every file, size, shard and CRC of a checkpoint.
 
     Raises:
-        NotACheckpointError: There is nothing of a distributed checkpoint at the address.
+        NotACheckpointError: There is no checkpoint at the address.
     """
     files = store.files()
     names = [GLOBAL] if GLOBAL in files else sorted(filter(RANK_LOCAL.fullmatch, files))
     if not names:
         if TEMPORARY in files:
             return _unfinished(store, files)
+        if any(name.endswith(SUFFIX) for name in files):
+            return verify_safetensors(store, files)
         raise NotACheckpointError(
-            f"{store.address}: no {GLOBAL} among {len(files)} files: nothing to verify against"
+            f"{store.address}: no {GLOBAL} and no *{SUFFIX} among {len(files)} files: "
+            "nothing to verify"
         )
     return _verify(store, files, names)
 
@@ -88,7 +58,7 @@ def _verify(store: Store, files: dict[str, File], names: list[str]) -> Verificat
         findings += _strays(files, named)
     checked, unchecked, size = _check_slices(store, files, slices, dtypes, findings)
     return Verification(
-        findings=tuple(sorted(findings, key=lambda finding: list(Weight).index(finding.weight))),
+        findings=heaviest_first(findings),
         checked=checked,
         unchecked=unchecked,
         bytes=size,

@@ -116,6 +116,8 @@ def _key_lines(keys: Keys) -> list[str]:
 
 def _next(path: str, error: str, torch: str) -> str:
     """Return what to do about an exception of PyTorch."""
+    if "No module named 'safetensors'" in error:
+        return "pip install safetensors in that environment"
     if "(in the metadata)" in error:
         minor = ".".join(torch.split(".")[:2])
         return f"keepstep checkpoint readers {path} --for {minor}"

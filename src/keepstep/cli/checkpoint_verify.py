@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from keepstep.checkpoint.compare import Difference, compare
+from keepstep.checkpoint.findings import Verification, Weight
 from keepstep.checkpoint.store import open_store
-from keepstep.checkpoint.verify import Verification, Weight
 from keepstep.checkpoint.verify import verify as verify_store
 from keepstep.cli.checkpoint_answer import PathArgument, answered, count_text, size_text
 from keepstep.exit_codes import ExitCode
@@ -91,15 +91,13 @@ def _lines(
         ExitCode.FAIL: "damaged" if found.worst() is Weight.DAMAGE else f"not equal to {other}",
         ExitCode.INCONCLUSIVE: "not proven to be as it was written",
     }
-    lines = [
-        f"{path}: {words[code]}",
-        f"  CRC right: {count_text(found.checked, 'slice')}, {size_text(found.bytes)} read",
-    ]
-    if found.unchecked:
+    lines = [f"{path}: {words[code]}"]
+    if found.checked or not found.unchecked:
         lines.append(
-            f"  not checked: {count_text(found.unchecked, 'slice')} without a CRC (switched off "
-            "when it was written, or changed by an extension)"
+            f"  CRC right: {count_text(found.checked, 'slice')}, {size_text(found.bytes)} read"
         )
+    if found.unchecked:
+        lines.append(f"  not checked: {count_text(found.unchecked, 'slice')} {found.why_unchecked}")
     lines += [f"  {each.weight}: {each.file}: {each.text}" for each in found.findings[:_SHOWN]]
     if len(found.findings) > _SHOWN:
         lines.append(f"  ... and {len(found.findings) - _SHOWN} more (all with --json)")
