@@ -13,7 +13,10 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from keepstep.checkpoint.rewrite import rewrite
 from keepstep.checkpoint.sibling import Placement, choose_placement, make_sibling
 from keepstep.checkpoint.store import LocalStore
 from tests.checkpoint.conftest import DATA, Checkpoint
+from tests.checkpoint.system_calls import killed_at
 
 CASES = ["plain", "noncontig", "objects", "dtensor2", "zero_d", "nested", "sharded_tensor"]
 
@@ -324,19 +328,54 @@ def test_killed_at_any_moment_it_leaves_the_old_or_the_new_metadata(checkpoint: 
     whole = _time_of_a_whole_run(store, made)
     undo(store)
     randomness = random.Random(1)
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for _ in range(200):
-        _kill_after(randomness.uniform(0, 1.5 * whole), store, made)
+        fresh = replace(made, stamp=store.stamp(".metadata"))  # undo has written the file anew
+        _kill_after(randomness.uniform(0, 1.5 * whole), store, fresh)
         now = (folder / ".metadata").read_bytes()
         assert now in (made.before, made.after.data)
         assert find_readers(store).readers["2.15"] is True
-        seen["new" if now == made.after.data else "old"] = 1 + seen.get("new", 0)
+        seen["new" if now == made.after.data else "old"] += 1
         if now == made.before:  # whatever was left behind, the next attempt succeeds
             (again,) = convert(store, "2.14")
             put_in_place(store, again)
         undo(store)
         assert {k: v for k, v in _state(folder).items() if "unfinished" not in k} == before
+    print(dict(seen))
     assert seen.keys() == {"old", "new"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["downgrade", "undo"])
+def test_killed_at_each_system_call_it_leaves_the_old_or_the_new_metadata(
+    action: str, checkpoint: Checkpoint
+) -> None:
+    folder = checkpoint()
+    store, before = LocalStore(folder), _state(folder)
+    (made,) = convert(store, "2.14")
+    seen = []
+    for stop in range(1, 2000):
+        if action == "undo":
+            put_in_place(store, replace(made, stamp=store.stamp(".metadata")))
+            killed = killed_at(stop, lambda: undo(store))
+        else:
+            now = replace(made, stamp=store.stamp(".metadata"))
+            killed = killed_at(stop, partial(put_in_place, store, now))
+        content = (folder / ".metadata").read_bytes()
+        assert content in (made.before, made.after.data)
+        assert find_readers(store).readers["2.15"] is True
+        seen.append(content == made.after.data)
+        if content == made.before:  # whatever was left behind, the next attempt succeeds
+            put_in_place(store, replace(made, stamp=store.stamp(".metadata")))
+        assert (folder / ".metadata").read_bytes() == made.after.data
+        undo(store)
+        assert {k: v for k, v in _state(folder).items() if "unfinished" not in k} == before
+        if not killed:
+            break
+    assert not killed, "it came to its end"
+    print(f"{action}: killed at {len(seen) - 1} stops, {seen.index(seen[-1])} before the change")
+    assert 0 < seen.index(seen[-1]) < len(seen) - 1
+    assert seen == sorted(seen, reverse=action == "undo"), "it changes once"
 
 
 def _time_of_a_whole_run(store: LocalStore, made: Conversion) -> float:
