@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -513,6 +515,27 @@ def test_leftovers_of_a_run_that_was_killed_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     World(tmp_path, 1)
     assert {path.name for path in tmp_path.iterdir()} == {"notes", "step-000009.mine"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whenever_the_job_is_killed_every_checkpoint_with_its_name_is_whole(
+    tmp_path: Path, checkout: Path
+) -> None:
+    lives = 8
+    subprocess.run(
+        [sys.executable, "-m", "tests.jobs.saves_until_killed", str(tmp_path), str(lives), "7"],
+        cwd=checkout,
+        check=True,
+    )
+    cut_off = 0
+    for life in range(lives):
+        steps = steps_in(tmp_path / str(life))
+        assert steps
+        for step in steps:
+            assert read(tmp_path / str(life) / f"step-{step:06d}").step == step
+        cut_off += any((tmp_path / str(life)).glob("*.saving"))
+    assert cut_off, "it was never killed in the middle of a save"
 
 
 @pytest.mark.parametrize(
