@@ -153,19 +153,30 @@ def test_metadata_of_each_rank_does_not_tell_whether_the_newest_is_whole(run: Ru
     assert "all ranks" in done.stay["step-3"]
 
 
+def refer(run: Run, user: int, owner: int) -> None:
+    """Let a checkpoint name its neighbour's data file instead of its own."""
+    metadata = run.path / f"step-{user}" / ".metadata"
+    name = b"__0_0.distcp"
+    other = f"../step-{owner}/".encode() + name
+    # Frames tell lengths, and may go; 8c begins a short text with its length.
+    unframed = re.sub(rb"\x95.{8}", b"", metadata.read_bytes(), flags=re.DOTALL)
+    assert b"\x8c\x0c" + name in unframed
+    metadata.write_bytes(unframed.replace(b"\x8c\x0c" + name, bytes([0x8C, len(other)]) + other))
+
+
 def test_a_neighbour_whose_files_are_referred_to_stays(run: Run) -> None:
     run.save(1, 2, 3)
-    metadata = run.path / "step-3" / ".metadata"
-    own = metadata.read_bytes()
-    name = b"__0_0.distcp"
-    other = b"../step-1/" + name
-    assert own.count(b"\x8c\x0c" + name)
-    frame = re.sub(rb"\x95.{8}", b"", own, flags=re.DOTALL)  # frames tell lengths, and may go
-    metadata.write_bytes(frame.replace(b"\x8c\x0c" + name, bytes([0x8C, len(other)]) + other))
-    os.utime(metadata, (2_000_000_000, 2_000_000_000))
+    refer(run, 3, 1)
     done = prune(run.store, 1)
     assert run.steps() == [1, 3]
     assert done.stay["step-1"] == "step-3 refers to its files"
+
+
+def test_a_neighbour_of_a_neighbour_stays_too(run: Run) -> None:
+    run.save(1, 2, 3, 4)
+    refer(run, 4, 2)
+    refer(run, 2, 1)
+    assert [removal.name for removal in prune(run.store, 1).remove] == ["step-3"]
 
 
 def test_nothing_to_prune_is_an_error_that_says_what_was_looked_for(run: Run) -> None:
@@ -240,9 +251,14 @@ def test_what_is_freed_leaves_out_what_another_name_holds(run: Run) -> None:
     run.test_load(100)
     protect(run.store, TERMS, placement=Placement.LINK)
     release(run.store, "no longer wanted")
-    found = plan(run, 1)
+    whole = sum(map(len, content(run.path / "step-100").values()))
     data = (run.path / "step-100" / "__0_0.distcp").stat().st_size
-    assert [r.bytes - r.frees for r in (*found.remove, *found.copies)] == [data, data]
+    found = plan_prune(run.store, None, ledger_of(run.store).read())
+    assert [removal.name for removal in (*found.remove, *found.copies)] == ["step-100"]
+    assert (found.copies[0].bytes, found.frees) == (whole, whole - data)
+    found = plan(run, 1)
+    assert [removal.name for removal in (*found.remove, *found.copies)] == ["step-100", "step-100"]
+    assert found.frees == 2 * whole - data
 
 
 @pytest.mark.parametrize("line", ["damaged\n", '{"format": 9, "what": "", "when": "", "by": ""}\n'])

@@ -83,7 +83,7 @@ def test_a_window_from_its_beginning_to_its_end(run: Run, capsys: Capture) -> No
     assert f"keepstep checkpoint finalize {root} --met 1=EVIDENCE" in err
     code, out, _ = call(capsys, "finalize", root, "--met", "1=run 77")
     assert (code, "  1: loss equal: met: run 77" in out) == (ExitCode.PASS, True)
-    assert f"next: keepstep checkpoint prune {root} --keep N" in out
+    assert f"next: keepstep checkpoint prune {root} --copies" in out
     code, out, _ = call(capsys, "prune", root, "--keep", "1")
     assert code == ExitCode.PASS
     assert "removed 2 checkpoints and 2 protected copies" in out
@@ -123,7 +123,32 @@ def test_a_copy_is_the_way_back_when_the_run_has_none(run: Run, capsys: Capture)
     run.save(200, version="2.15.0")
     code, out, _ = call(capsys, "status", str(run.path), "--for", "2.14")
     assert code == ExitCode.PASS
-    assert out.splitlines()[1] == f"  it can go back to the copy {run.copies / 'step-100'}"
+    assert out.splitlines()[1] == f"  it can read the newer copy {run.copies / 'step-100'}"
+    shutil.rmtree(run.path / "step-200")
+    code, _, err = call(capsys, "status", str(run.path), "--for", "2.14")
+    assert code == ExitCode.FAIL
+    assert f"There is a copy that PyTorch 2.14 can read: {run.copies / 'step-100'}" in err
+
+
+def test_copies_that_are_no_longer_needed_go_without_the_run(run: Run, capsys: Capture) -> None:
+    run.save(100)
+    run.test_load(100)
+    root = str(run.path)
+    call(capsys, "protect", root, *OPEN)
+    run.save(200, 300, 400)
+    run.test_load(400)
+    code, out, _ = call(capsys, "protect", root)
+    assert (code, "copies of what was protected before take space: step-100" in out) == (0, True)
+    assert f"next: keepstep checkpoint prune {root} --copies" in out
+    code, found = call_json(capsys, "prune", root, "--copies")
+    assert (code, [copy["name"] for copy in found["copies"]]) == (ExitCode.PASS, ["step-100"])
+    assert sorted(path.name for path in run.copies.iterdir()) == [
+        "step-200",
+        "step-300",
+        "step-400",
+    ]
+    assert run.steps() == [100, 200, 300, 400]
+    assert "before" not in call(capsys, "protect", root)[1].partition("warning")[2]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +209,7 @@ def test_a_damaged_ledger_stops_prune_and_not_the_answer(run: Run, capsys: Captu
         ["finalize", "--met", "1=a", "--waive", "1=b"],
         ["prune"],
         ["prune", "--keep", "0"],
+        ["prune", "--keep", "1", "--copies"],
     ],
 )
 def test_contradictions_are_usage_errors(arguments: list[str], run: Run, capsys: Capture) -> None:

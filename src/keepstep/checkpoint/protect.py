@@ -24,6 +24,7 @@ from keepstep.checkpoint.window import (
     Mark,
     Tested,
     Window,
+    steps_ever_marked,
     window_of,
 )
 
@@ -61,6 +62,7 @@ class Protection:
     window: Window
     choice: Choice
     copies: dict[str, Placement | None]  # made now; None: there is none
+    idle: tuple[str, ...]  # copies of what was protected before
     notes: tuple[str, ...]  # why it protects less than it should
 
 
@@ -163,7 +165,11 @@ def protect(
         window = replace(window, marks=marks)
         entry = pen.add(OPENED, **window.facts())
     window = replace(window, marked=entry["when"])
-    return Protection(window=window, choice=choice, copies=made, notes=tuple(notes))
+    idle: tuple[str, ...] = ()
+    if isinstance(root, LocalStore):
+        before = steps_ever_marked(pen.entries).keys() - window.names
+        idle = tuple(name for name in copied(root) if name in before)
+    return Protection(window=window, choice=choice, copies=made, idle=idle, notes=tuple(notes))
 
 
 def release(root: Store, because: str) -> Window:
@@ -234,7 +240,10 @@ def newest_readable_copy(root: Store, minor: str) -> Step | None:
     """Return the newest copy beside a run that a version can read, if there is one."""
     if not isinstance(root, LocalStore) or not copied(root):
         return None
-    return find_status(LocalStore(copies_folder(root)), minor).newest_readable
+    try:
+        return find_status(LocalStore(copies_folder(root)), minor).newest_readable
+    except NotACheckpointError:
+        return None
 
 
 def steps_below(root: Store) -> list[tuple[int, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,6 @@ class Removal:
 
     name: str
     bytes: int  # of all its files
-    frees: int  # bytes that no other name of a file holds on to; blocks shared by reflink count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +46,50 @@ class Plan:
     remove: tuple[Removal, ...]  # checkpoints of the run, newest first
     copies: tuple[Removal, ...]  # copies that no window needs any more
     stay: dict[str, str]  # the reason by the name of each other step, newest first
+    frees: int  # bytes that no name of a file holds on to then; blocks shared by reflink count
     window: Window | None
 
 
-def plan_prune(root: LocalStore, keep: int, entries: list[Entry]) -> Plan:
+def plan_prune(root: LocalStore, keep: int | None, entries: list[Entry]) -> Plan:
     """Decide what to remove; changes nothing.
 
     Args:
         root: The run.
-        keep: How many of the newest complete checkpoints stay, at least 1.
+        keep: How many of the newest complete checkpoints stay, at least 1; None: nothing of the run
+            itself is removed, only copies beside it that no window needs.
         entries: What the ledger says.
 
     Raises:
         NotACheckpointError: No folder has a step number.
     """
-    if keep < 1:
+    if keep is not None and keep < 1:
         raise ValueError(f"--keep {keep}: at least the newest complete checkpoint stays")
     window = window_of(entries)
     protected = _protected(root, window)
-    linked = _linked_to(root)
     complete, stay = _judged(root)
-    # In the order of `complete`: the newest stay, then what the window names.
+    going = [] if keep is None else _going(root, keep, complete, stay, protected)
+    copies = _idle_copies(root, protected, entries, spare=not complete)
+    copies_home = copies_folder(root)
+    folders = [root.path / name for name in going] + [copies_home / name for name in copies]
+    order = [name for _, name in steps_below(root)]
+    return Plan(
+        remove=tuple(_removal(root.path / name) for name in going),
+        copies=tuple(_removal(copies_home / name) for name in copies),
+        stay={} if keep is None else {name: stay[name] for name in order if name in stay},
+        frees=_freed(folders),
+        window=window,
+    )
+
+
+def _going(
+    root: LocalStore,
+    keep: int,
+    complete: list[str],
+    stay: dict[str, str],
+    protected: dict[str, str],
+) -> list[str]:
+    """Return what goes of the complete checkpoints; adds to ``stay`` why others do not."""
+    linked = _linked_to(root)
     for place, name in enumerate(complete):
         if place == 0:
             stay[name] = "the newest complete checkpoint"
@@ -76,20 +99,19 @@ def plan_prune(root: LocalStore, keep: int, entries: list[Entry]) -> Plan:
             stay[name] = f"one of the {keep} newest"
         elif name in linked:
             stay[name] = f"{linked[name]} is a link to it"
-    going = [name for name in complete if name not in stay]
-    for name, user in _referred_to(root, [n for n in complete if n in stay], going).items():
-        stay[name] = f"{user} refers to its files"
-    order = [name for _, name in steps_below(root)]
-    return Plan(
-        remove=tuple(_removal(root.path / name, name) for name in going if name not in stay),
-        copies=_idle_copies(root, protected, entries, spare=not complete),
-        stay={name: stay[name] for name in order if name in stay},
-        window=window,
-    )
+    users = [name for name in complete if name in stay]
+    while users:
+        going = [name for name in complete if name not in stay]
+        referred = _referred_to(root, users, going)
+        stay.update({name: f"{user} refers to its files" for name, user in referred.items()})
+        users = list(referred)
+    return [name for name in complete if name not in stay]
 
 
-def prune(root: LocalStore, keep: int) -> Plan:
+def prune(root: LocalStore, keep: int | None) -> Plan:
     """Remove all but the ``keep`` newest complete checkpoints and what must stay besides.
+
+    With None for ``keep``: only copies beside the run that no window needs.
 
     Raises:
         LedgerError: It is not known what is protected; nothing was removed.
@@ -203,7 +225,7 @@ def _referred_to(root: LocalStore, users: list[str], going: Iterable[str]) -> di
 
 def _idle_copies(
     root: LocalStore, protected: dict[str, str], entries: list[Entry], *, spare: bool
-) -> tuple[Removal, ...]:
+) -> list[str]:
     """Return the copies that keepstep made and no window needs.
 
     Args:
@@ -213,21 +235,27 @@ def _idle_copies(
         spare: The newest copy stays: the run itself has no complete checkpoint.
     """
     marked = steps_ever_marked(entries)
-    folder = copies_folder(root)
     idle = [name for name in copied(root) if name in marked and name not in protected]
     idle.sort(key=lambda name: marked[name], reverse=True)
-    return tuple(_removal(folder / name, name) for name in (idle[1:] if spare else idle))
+    return idle[1:] if spare else idle
 
 
-def _removal(folder: Path, name: str) -> Removal:
-    sizes = []
-    for place, _, names in os.walk(folder):
-        for each in names:
-            with suppress(FileNotFoundError):
-                stat = Path(place, each).lstat()
-                sizes.append((stat.st_size, stat.st_nlink))
-    return Removal(
-        name=name,
-        bytes=sum(size for size, _ in sizes),
-        frees=sum(size for size, links in sizes if links == 1),
+def _removal(folder: Path) -> Removal:
+    return Removal(name=folder.name, bytes=sum(stat.st_size for stat in _stats(folder)))
+
+
+def _freed(folders: Iterable[Path]) -> int:
+    """Return the bytes of the files that have no name outside of these folders."""
+    files = Counter(
+        (stat.st_dev, stat.st_ino, stat.st_size, stat.st_nlink)
+        for folder in folders
+        for stat in _stats(folder)
     )
+    return sum(size for (_, _, size, links), names in files.items() if names == links)
+
+
+def _stats(folder: Path) -> Iterator[os.stat_result]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield Path(place, name).lstat()

@@ -118,6 +118,9 @@ def _shortcomings(
         following.append(f"keepstep checkpoint test-load {where}/{choice.ahead[0]} --python EXE")
     if following:
         following.append(f"keepstep checkpoint protect {root}")
+    if done.idle:
+        warnings.append(f"copies of what was protected before take space: {', '.join(done.idle)}")
+        following.append(f"keepstep checkpoint prune {root} --copies")
     if marks_only or not isinstance(store, LocalStore):
         warnings.append(
             "there are no copies beside the run: a trainer removes what its own retention says, "

@@ -21,14 +21,20 @@ from keepstep.exit_codes import ExitCode
 def prune(
     root: RootArgument,
     keep: Annotated[
-        int, typer.Option(help="How many of the newest complete ones stay.", show_default=False)
-    ],
+        int | None,
+        typer.Option(help="How many of the newest complete ones stay.", show_default=False),
+    ] = None,
+    copies: Annotated[
+        bool, typer.Option("--copies", help="Only copies beside the run that no window needs.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would go and what stays; change nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
 ) -> ExitCode:
     """Remove old checkpoints of a run, but none that is protected."""
+    if copies == (keep is not None):
+        raise ValueError("prune needs --keep N, or --copies to leave the run itself alone")
     store = open_store(root)
     if not isinstance(store, LocalStore):
         raise ValueError(
@@ -46,13 +52,11 @@ def prune(
 
 
 def _lines(root: str, plan: Plan, dry_run: bool) -> list[str]:
-    going = [*plan.remove, *plan.copies]
-    freed = size_text(sum(removal.frees for removal in going))
     said = "would remove" if dry_run else "removed"
     what = f"{count_text(len(plan.remove), 'checkpoint')}"
     if plan.copies:
         what += f" and {count_text(len(plan.copies), 'protected copy').replace('copys', 'copies')}"
-    lines = [f"{root}: {said} {what}, {freed}"]
+    lines = [f"{root}: {said} {what}, {size_text(plan.frees)}"]
     lines += [f"  {each.name} ({size_text(each.bytes)})" for each in plan.remove]
     lines += [f"  copy of {each.name} ({size_text(each.bytes)})" for each in plan.copies]
     lines += [f"  stays: {name}: {reason}" for name, reason in plan.stay.items()]

@@ -11,7 +11,7 @@ import typer
 
 from keepstep.checkpoint.copies import copies_folder
 from keepstep.checkpoint.eras import minor_of
-from keepstep.checkpoint.errors import CheckpointError
+from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.ledger import ledger_of
 from keepstep.checkpoint.protect import Standing, newest_readable_copy, standings
 from keepstep.checkpoint.status import Status, Step, find_status
@@ -42,10 +42,10 @@ def status(
     """Say which is the newest checkpoint that an older PyTorch can read."""
     minor = minor_of(wanted)
     store = open_store(root)
-    found = find_status(store, minor)
+    copy = newest_readable_copy(store, minor)
+    found = _find(store, minor, copy)
     readable = found.newest_readable
     proof = None if readable is None else last_proof(store.below(readable.name), minor)
-    copy = newest_readable_copy(store, minor)
     if copy is not None and readable is not None and copy.step <= readable.step:
         copy = None  # the run itself is as good
     window, trouble = _window(store)
@@ -63,11 +63,24 @@ def status(
     else:
         lines = _lines(root, minor, found, proof)
         if copy is not None:
-            lines.insert(1, f"  it can go back to the copy {_copy_path(store, copy)}")
-        print("\n".join(lines + _window_lines(root, window, standing, trouble)))
+            lines.insert(1, f"  it can read the newer copy {_copy_path(store, copy)}")
+        lines += _window_lines(root, window, standing, trouble)
+        print("\n".join(lines + _next_lines(root, minor, found)))
     if readable is not None or copy is not None:
         return ExitCode.PASS
     return ExitCode.FAIL if found.newest is not None else ExitCode.INCONCLUSIVE
+
+
+def _find(store: Store, minor: str, copy: Step | None) -> Status:
+    try:
+        return find_status(store, minor)
+    except NotACheckpointError as error:
+        if copy is None:
+            raise
+        path = _copy_path(store, copy)
+        raise NotACheckpointError(
+            f"{error}. There is a copy that PyTorch {minor} can read: {path}"
+        ) from None
 
 
 def _window(store: Store) -> tuple[Window | None, str]:
@@ -135,11 +148,14 @@ def _lines(root: str, minor: str, found: Status, proof: Proof | None) -> list[st
         lines += _proof_lines(f"{root.rstrip('/')}/{readable.name}", minor, proof)
     if found.incomplete:
         lines.append(f"  without metadata: {_some(found.incomplete)}")
-    lines += [f"  not judged: {text}" for text in found.unreadable[:_SHOWN]]
-    if newest is not None and found.behind != 0:
-        where = f"{root.rstrip('/')}/{newest.name}"
-        lines.append(f"next: keepstep checkpoint downgrade {where} --for {minor} --dry-run")
-    return lines
+    return lines + [f"  not judged: {text}" for text in found.unreadable[:_SHOWN]]
+
+
+def _next_lines(root: str, minor: str, found: Status) -> list[str]:
+    if found.newest is None or found.behind == 0:
+        return []
+    where = f"{root.rstrip('/')}/{found.newest.name}"
+    return [f"next: keepstep checkpoint downgrade {where} --for {minor} --dry-run"]
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -69,5 +69,5 @@ def closed_lines(root: str, window: Window) -> list[str]:
     names = ", ".join(mark.name for mark in window.marks)
     return [
         f"  no longer protected: {names}",
-        f"next: keepstep checkpoint prune {root} --keep N removes what is not needed, with copies",
+        f"next: keepstep checkpoint prune {root} --copies (or --keep N, of the run as well)",
     ]
