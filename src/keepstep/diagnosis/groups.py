@@ -61,8 +61,17 @@ def build_roster(dumps: Mapping[int, Dump], slots: Slots, everyone: frozenset[in
             users.setdefault(name, set()).add(rank)
     roster = Roster()
     index: dict[tuple[str, tuple[int, ...], int], int] = {}
+    known: dict[tuple[str, int, int], int] = {}  # the same by the identity of a list of members
 
     def group(name: GroupName, listed: tuple[int, ...] | None, ordinal: int) -> int:
+        if listed is None:
+            return find(name, listed, ordinal)
+        key = (name.name, id(listed), ordinal)
+        if key not in known:
+            known[key] = find(name, listed, ordinal)
+        return known[key]
+
+    def find(name: GroupName, listed: tuple[int, ...] | None, ordinal: int) -> int:
         members = listed
         if members is None:
             default = name.description == DEFAULT
@@ -105,12 +114,15 @@ def join_status(dump: Dump, used: Mapping[int, str]) -> dict[int, str]:
     return joined
 
 
+def listed_ranks(dumps: Iterable[Dump]) -> set[int]:
+    """Return every rank that a group lists. Equal lists are one object: each is gone over once."""
+    lists = {id(item.ranks): item.ranks or () for dump in dumps for item in dump.groups}
+    return set().union(*lists.values())
+
+
 def all_ranks(dumps: Mapping[int, Dump], others: Iterable[int]) -> frozenset[int]:
     """Every rank that a dump or a group names; without a list of members, from 0 to the highest."""
-    known = set(dumps) | set(others)
-    for dump in dumps.values():
-        for item in dump.groups:
-            known.update(item.ranks or ())
+    known = set(dumps) | set(others) | listed_ranks(dumps.values())
     unlisted = any(group.ranks is None for dump in dumps.values() for group in dump.groups)
     if unlisted and known:
         known.update(range(max(known) + 1))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
+from keepstep.diagnosis.groups import listed_ranks
 from keepstep.incident import ras, regular, stacks
 from keepstep.incident.manifest import (
     DUMP,
@@ -302,7 +303,7 @@ def _attempt(
 ) -> Gathered:
     observations: dict[int, Observation] = {}
     ranks = frozenset(dump.rank for dump in dumps if dump.rank is not None)
-    listed = {rank for d in dumps for group in d.dump.groups for rank in group.ranks or ()}
+    listed = listed_ranks(each.dump for each in dumps)
     arrivals = [Arrival(d.rank, DUMP, str(d.path), "") for d in dumps if d.rank is not None]
     world_size = max(ranks | listed, default=-1) + 1
     for note in notes:

@@ -15,7 +15,7 @@ from keepstep.recorder.model import (
     Severity,
     Status,
 )
-from keepstep.recorder.table import ABSENT, STATES, CallRow, FrameRow, OperationRow, Table
+from keepstep.recorder.table import ABSENT, STATES, CallRow, FrameRow, GroupRow, OperationRow, Table
 
 
 class Builder:
@@ -26,7 +26,8 @@ class Builder:
         self._calls: dict[CallRow, Call] = {}
         self._operations: dict[OperationRow, Operation] = {}
         self._group_names: dict[tuple[str, str], GroupName] = {}
-        self._groups: dict[tuple[str, str, tuple[int, ...] | None], Group] = {}
+        self._groups: dict[GroupRow, Group] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
         self._frames: dict[FrameRow, Frame] = {}
         self._stacks: dict[tuple[FrameRow, ...], tuple[Frame, ...]] = {}
 
@@ -77,10 +78,13 @@ class Builder:
             self._group_names[key] = GroupName(*map(self._text, key))
         return self._group_names[key]
 
-    def _group(self, key: tuple[str, str, tuple[int, ...] | None]) -> Group:
+    def _group(self, key: GroupRow) -> Group:
         if key not in self._groups:
             name, description, ranks = key
-            self._groups[key] = Group(self._group_name((name, description)), ranks)
+            if ranks is not None and ranks not in self._ranks:
+                self._ranks[ranks] = tuple(map(int, ranks.split(",")))
+            members = None if ranks is None else self._ranks[ranks]
+            self._groups[key] = Group(self._group_name((name, description)), members)
         return self._groups[key]
 
     def _operation(self, key: OperationRow) -> Operation:

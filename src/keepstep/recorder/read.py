@@ -181,6 +181,7 @@ class _Attribution:
     def __init__(self, loaded: list[_Loaded], found: list[Finding]) -> None:
         self._loaded = loaded
         self._found = found
+        self._members: dict[int, frozenset[int]] = {}  # by identity: equal lists are one object
 
     def rank_dumps(self) -> tuple[RankDump, ...]:
         places = place.places([item.parts for item in self._loaded])
@@ -196,7 +197,7 @@ class _Attribution:
 
     def _claim(self, item: _Loaded, where: place.Place) -> RankDump:
         """Return the dump with its rank: the path says it, the groups must agree."""
-        possible = _possible_ranks(item.dump)
+        possible = self._possible_ranks(item.dump)
         rank = where.ranks[0] if where.ranks else None
         if possible is not None:
             fitting = [number for number in where.ranks if number in possible]
@@ -218,6 +219,17 @@ class _Attribution:
         return RankDump(
             dump=item.dump, path=item.path, rank=rank, host=where.host, attempt=where.attempt
         )
+
+    def _possible_ranks(self, dump: Dump) -> frozenset[int] | None:
+        """Return the ranks that are in every group of the dump, None where groups say nothing."""
+        members = []
+        for group in dump.groups:
+            if group.ranks is not None:
+                if id(group.ranks) not in self._members:
+                    self._members[id(group.ranks)] = frozenset(group.ranks)
+                members.append(self._members[id(group.ranks)])
+        # The smallest first: an intersection goes over that.
+        return frozenset.intersection(*sorted(members, key=len)) if members else None
 
     def _without_duplicates(self, claimed: Iterable[RankDump]) -> Iterator[RankDump]:
         by_owner: dict[tuple[str, int | None], list[RankDump]] = defaultdict(list)
@@ -255,12 +267,6 @@ class _Attribution:
 def _order(claim: RankDump) -> tuple[str, int, str, str]:
     rank = limits.RANK if claim.rank is None else claim.rank
     return claim.attempt, rank, claim.dump.backend, str(claim.path)
-
-
-def _possible_ranks(dump: Dump) -> frozenset[int] | None:
-    """Return the ranks that are in every group of the dump, None where groups say nothing."""
-    members = {frozenset(group.ranks) for group in dump.groups if group.ranks is not None}
-    return frozenset.intersection(*members) if members else None
 
 
 def _contradicting_group(dump: Dump, rank: int) -> str:

@@ -6,13 +6,14 @@ The entries themselves are in ``columns``.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from keepstep.recorder import limits
 from keepstep.recorder.columns import Columns, Row, read_columns
 from keepstep.recorder.kinds import Backend, Severity
 from keepstep.recorder.plain import RefusedError, load, shown
-from keepstep.recorder.table import ABSENT, Table, pack
+from keepstep.recorder.table import ABSENT, GroupRow, Table, pack
 from keepstep.recorder.values import malformed, text
 
 NEWEST_VERSION = (2, 10)
@@ -26,6 +27,7 @@ _PREFIXES = {
     "gloo": Backend.GLOO,
 }
 _RANKS = re.compile(r"\s*\[?\s*(\d{1,8}(?:\s*,\s*\d{1,8})*)?\s*\]?\s*")
+_REMEMBERED = 1 << 20  # characters of a list of ranks
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -141,8 +143,8 @@ def _counter(value: object) -> int:
 
 def _groups(
     configuration: object, backend: Backend, notes: list[tuple[str, str, str]]
-) -> list[tuple[str, str, tuple[int, ...] | None]]:
-    found: list[tuple[str, str, tuple[int, ...] | None]] = []
+) -> list[GroupRow]:
+    found: list[GroupRow] = []
     for key, group in _dictionary(configuration, "pg_config").items():
         if not isinstance(group, dict):
             raise malformed(f"pg_config: a dictionary was wanted, seen: {shown(group)}")
@@ -160,18 +162,25 @@ def _groups(
     return found
 
 
-def _ranks(ranks: object) -> tuple[int, ...] | None:
+def _ranks(ranks: object) -> str | None:
     """Return global ranks: written as the text "[0, 1]", "0,1", or as a list."""
     if isinstance(ranks, str):
-        match = _RANKS.fullmatch(ranks) if len(ranks) < 10 * limits.TEXT * 16 else None
-        if match is None:
-            raise malformed(f"pg_config: ranks were wanted, seen: {shown(ranks)}")
-        return tuple(map(int, match[1].split(","))) if match[1] else None
+        return (_known_ranks if len(ranks) <= _REMEMBERED else _ranks_of_text)(ranks)
     if not isinstance(ranks, (list, tuple)):
         raise malformed(f"pg_config: ranks were wanted, seen: {shown(ranks)}")
     if any(type(rank) is not int or not 0 <= rank < limits.RANK for rank in ranks):
         raise malformed("pg_config: a list of ranks holds something else than ranks")
-    return tuple(ranks) or None
+    return ",".join(map(str, ranks)) or None
+
+
+def _ranks_of_text(ranks: str) -> str | None:
+    match = _RANKS.fullmatch(ranks) if len(ranks) < 10 * limits.TEXT * 16 else None
+    if match is None:
+        raise malformed(f"pg_config: ranks were wanted, seen: {shown(ranks)}")
+    return ",".join(map(str, map(int, match[1].split(",")))) if match[1] else None
+
+
+_known_ranks = lru_cache(64)(_ranks_of_text)  # the ranks of a job list the same groups
 
 
 def _backend(columns: Columns, counted: bool, notes: list[tuple[str, str, str]]) -> Backend:

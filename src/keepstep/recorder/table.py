@@ -27,6 +27,9 @@ OperationRow = tuple[
     int | None,
 ]
 FrameRow = tuple[str, str, int]
+GroupRow = tuple[
+    str, str, str | None
+]  # name, description, ranks as "0,1,2": many files repeat them
 # what many entries have in common: operation, group number, group name and description, whether it
 # is point-to-point, index into STATES, retired, timeout (ms), thread
 CallRow = tuple[OperationRow, int, tuple[str, str], bool, int, bool, int, str]
@@ -44,7 +47,7 @@ class Table(NamedTuple):
     version: str
     library: str
     backend: str
-    groups: list[tuple[str, str, tuple[int, ...] | None]]  # name, description, ranks
+    groups: list[GroupRow]
     status: list[tuple[int, int, int, int]]  # group number, enqueued, started, completed
     extra: list[str]
     notes: list[tuple[str, str, str]]  # code, text, severity
