@@ -6,7 +6,9 @@ Ranks that train nothing else save the state of the byte model and its AdamW, in
 * ``dcp.save``: PyTorch's synchronous save;
 * ``dcp.async_save``: PyTorch's asynchronous save (a thread), up to its return.
 
-Each save is over on every rank before the next begins. Held is the longest of all ranks.
+Each save is over on every rank before the next begins. Held is the longest of all ranks. While a
+save is under way the rank computes steps of the model (one sample, forward and backward, nothing is
+exchanged); the last column compares them with steps when nothing is saved.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def report(answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Print what all ranks say."""
     size = answers[0]["bytes"] / 1e6
     print(f"{options.ranks} ranks, {size:.1f} MB of state, {options.rounds} saves of each kind\n")
-    print("| | held: median (ms) | greatest | processor time of the thread | saved after |")
-    print("|---|---|---|---|---|")
+    print("| | held: median (ms) | greatest | processor time of the thread | saved after | steps |")
+    print("|---|---|---|---|---|---|")
     for method in METHODS:
         held, busy, whole = (
             [max(values) * 1000 for values in zip(*(a[method][kind] for a in answers), strict=True)]
@@ -74,8 +76,20 @@ def report(answers: list[dict[str, Any]], options: argparse.Namespace) -> None:
         )
         print(
             f"| {method} | {statistics.median(held):.1f} | {max(held):.1f} | "
-            f"{statistics.median(busy):.1f} | {statistics.median(whole):.0f} |"
+            f"{statistics.median(busy):.1f} | {statistics.median(whole):.0f} | "
+            f"{_slowdown(answers, method)} |"
         )
+
+
+def _slowdown(answers: list[dict[str, Any]], method: str) -> str:
+    """Return how much longer steps took while saves were under way, on the slowest rank."""
+    found = []
+    for answer in answers:
+        alone = statistics.mean(answer["alone"])
+        found += (
+            [statistics.mean(answer[method]["steps"]) / alone] if answer[method]["steps"] else []
+        )
+    return f"x {max(found):.2f}" if found else "-"
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -103,37 +117,49 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ours = Checkpoints(Checkpoint(folder / "ours", every=1), state, total + 1, lambda _: None)
     ours.begin(1, rank, list(range(size)), 0)
 
-    def save(method: str, number: int) -> Callable[[], Any]:
-        """Start a save; return what waits for its end."""
+    def save(method: str, number: int) -> Callable[[], bool]:
+        """Start a save; return what tells whether it is over."""
         if method == "Job.train":
             ours.committed(number + 1, state.capture_rank)
-            return lambda: ours._wait(lambda: None)
+            return lambda: ours._save is None
         values = state.replicated_values()
         place = folder / method / str(number)
         if method == "dcp.save":
             torch.distributed.checkpoint.save(values, checkpoint_id=place)
-            return lambda: None
-        return torch.distributed.checkpoint.async_save(values, checkpoint_id=place).result  # type: ignore[union-attr]
+            return lambda: True
+        saving: Any = torch.distributed.checkpoint.async_save(values, checkpoint_id=place)
+        done: Callable[[], bool] = saving.done
+        return done
+
+    def step() -> float:
+        """Compute one step; return its seconds."""
+        began = time.perf_counter()
+        model(torch.zeros((1, 96), dtype=torch.long)).sum().backward()
+        return time.perf_counter() - began
 
     times: dict[str, dict[str, list[float]]] = {
-        method: {"held": [], "busy": [], "whole": []} for method in METHODS
+        method: {"held": [], "busy": [], "whole": [], "steps": []} for method in METHODS
     }
+    alone = [step() for _ in range(60)][10:]
     for number in range(total):
         for method in METHODS:
             dist.barrier()
             began, busy = time.perf_counter(), time.thread_time()
-            wait = save(method, number)
+            is_over = save(method, number)
             held, used = time.perf_counter() - began, time.thread_time() - busy
-            wait()
+            steps = []
+            while not is_over():
+                steps.append(step())
             if number >= WARM_UP:
                 times[method]["held"].append(held)
                 times[method]["busy"].append(used)
                 times[method]["whole"].append(time.perf_counter() - began)
+                times[method]["steps"] += steps
             dist.barrier()
             if rank == 0:
                 shutil.rmtree(folder / method, ignore_errors=True)
     tensors = state.encode_replicated().tensors
-    return {"bytes": sum(tensor.nbytes for tensor in tensors), **times}
+    return {"bytes": sum(tensor.nbytes for tensor in tensors), "alone": alone, **times}
 
 
 if __name__ == "__main__":

@@ -220,11 +220,16 @@ class Job:
 
         Raises:
             ValueError: ``steps`` is negative.
+            TypeError: ``checkpoint`` is no ``keepstep.Checkpoint``.
             CannotResumeError: there are checkpoints, and the job cannot go on from them.
             Exception: unsupervised, whatever the step raises.
         """
         if steps < 0:
             raise ValueError(f"train(steps={steps}): a number of steps is wanted")
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise TypeError(
+                f"train(checkpoint={checkpoint!r}): keepstep.Checkpoint(path, every=N) is wanted"
+            )
         if self._supervision is None:
             self._train_unsupervised(step, state, steps, checkpoint)
         else:

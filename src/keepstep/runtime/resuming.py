@@ -53,18 +53,20 @@ def resume(state: State, root: Path, rank: int, tell: Callable[[str], None]) -> 
         CannotResumeError: none of the checkpoints is usable, or it does not fit ``state``.
     """
     steps = steps_in(root)
+    newest = ""  # what is wrong with it; only rank 0 tells, and it may not be the first to end
     for step in reversed(steps):
         try:
             saved = read(step_folder(root, step))
         except UnusableError as error:
             tell(f"{step_folder(root, step)} cannot be used: {error}")
+            newest = newest or str(error)
             continue
         _load(saved, state, rank, step_folder(root, step), tell)
         return step
     if steps:
         raise CannotResumeError(
-            f"{root}: none of {len(steps)} checkpoints can be used (see above). To start at step 0 "
-            f"move them away, or give Checkpoint another folder; to look into one: "
+            f"{root}: none of {len(steps)} checkpoints can be used; the newest: {newest}. To start "
+            "at step 0 move them away, or give Checkpoint another folder; to look into one: "
             f"keepstep checkpoint verify {step_folder(root, steps[-1])}"
         )
     return 0
