@@ -9,6 +9,7 @@ import pytest
 
 from keepstep.runtime import coordinator as c
 from keepstep.runtime import protocol as p
+from keepstep.runtime.forming import MOST_DONORS
 from keepstep.runtime.journal import Journal
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import INTERVAL, WORKERS_PER_INTERVAL, Overviews
@@ -33,6 +34,18 @@ def test_each_agent_is_mirrored_by_the_next() -> None:
         "host2": ["host1:1", [1]],
         "host0": ["host2:1", [2]],
     }
+
+
+def test_a_receiver_is_given_a_few_donors_of_many() -> None:
+    sim = several_hosts(hosts=MOST_DONORS, workers=3, spares=1)
+    sim.until_step(3)
+    sim.kill(0)
+    sim.until(lambda: len(sim.forms) == 2)
+    donors = [wid for wid, _ in sim.forms[-1].donors]
+    assert len(set(donors)) == MOST_DONORS
+    assert len({sim.worker(wid).agent for wid in donors}) == MOST_DONORS
+    sim.until_over()
+    assert sim.job.outcome == "completed"
 
 
 def test_ranks_follow_the_slots() -> None:

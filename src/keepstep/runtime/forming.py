@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from keepstep.runtime import protocol as p
@@ -19,6 +20,7 @@ from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import START_ALLOWANCE
 
 CRASH_LOOP = 3  # times that one step may fail after its generation was formed
+MOST_DONORS = 16  # a receiver opens a connection to each
 FORM_ATTEMPTS = 6  # attempts in a row to form a generation
 
 
@@ -241,11 +243,17 @@ def _donor_rows(job: JobState, decision: Decision) -> list[list[Any]]:
     if decision.snapshot is not None:
         return [[-1, address] for address in decision.snapshot.payload]
     rows = []
-    for wid in decision.donors:
+    for wid in _chosen(decision.donors, job.form_failures):
         ready = job.workers[wid].ready
         if ready is not None:
             rows.append([wid, ready.address])
     return rows
+
+
+def _chosen(donors: Sequence[int], attempt: int) -> list[int]:
+    """Return some of ``donors``, far from each other; others in the next attempt."""
+    size, count = len(donors), min(len(donors), MOST_DONORS)
+    return [donors[(place * size // count + attempt) % size] for place in range(count)]
 
 
 def _rank_rows(job: JobState, decision: Decision) -> dict[str, list[Any]]:

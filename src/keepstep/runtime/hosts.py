@@ -26,14 +26,9 @@ def _first_ranks(job: JobState, agent: str, wids: list[int]) -> list[int]:
     world_size = job.settings.world_size
     if job.generation:
         return [world_size + wid for wid in wids]
-    own = {worker.wid for worker in job.alive_at(agent)}
-    mine = sum(wid in own for wid in job.slots)
-    slots = job.slots + [None] * (world_size - len(job.slots))
-    free = [place for place, wid in enumerate(slots) if wid is None]
-    ranks = free[: min(job.agents[agent].ranks - mine, len(wids))]
-    for place, wid in zip(ranks, wids, strict=False):
-        slots[place] = wid
-    job.slots = slots
+    seated = sum(worker.first_rank < world_size for worker in job.alive_at(agent))
+    count = min(job.agents[agent].ranks - seated, len(wids))
+    ranks = [job.seat(wid) for wid in wids[:count] if len(job.ranks) < world_size]
     return ranks + [world_size + wid for wid in wids[len(ranks) :]]
 
 

@@ -109,12 +109,24 @@ class JobState:
 
     @property
     def ranks(self) -> dict[int, int]:
-        """Worker -> rank, in order of rank. Good until the slots are another list."""
+        """Worker -> rank, in order of rank. Slots are replaced, or changed by ``seat``."""
         if self._slots_ranked is not self.slots:
             members = [wid for wid in self.slots if wid is not None]
             self._slots_ranked = self.slots
             self._ranks = {wid: rank for rank, wid in enumerate(members)}
         return self._ranks
+
+    def seat(self, wid: int) -> int:
+        """Give the first free place of the first generation to a worker; return the place."""
+        ranks = self.ranks
+        self.slots += [None] * (self.settings.world_size - len(self.slots))
+        place = self.slots.index(None)
+        self.slots[place] = wid
+        if place == len(ranks):
+            ranks[wid] = place
+        else:  # workers of later places have other ranks now
+            self.slots = list(self.slots)
+        return place
 
     def rank_of(self, wid: int) -> int | None:
         """Return the rank of a member."""

@@ -107,7 +107,8 @@ class Membership(JobState):
             told.add(wid)
             self.next_wid = max(self.next_wid, wid + 1)
             if wid not in self.workers:
-                self.add_worker(Worker(wid, hello.agent, self.now))
+                spare = self.settings.world_size + wid
+                self.add_worker(Worker(wid, hello.agent, self.now, first_rank=spare))
             if not self.workers[wid].gone:
                 self._take(hello.agent, message)
         for worker in self.alive_at(hello.agent):

@@ -32,13 +32,11 @@ def _waits(job: JobState) -> bool:
     when that one has answered all others are looked at. The last is taken, because orders go
     out, and answers come, about in the order of ranks.
     """
-    if job.phase is Phase.GATHERING and (
-        len(job.slots) < job.settings.world_size or None in job.slots
-    ):
+    if job.awaited in job.ranks and _owes(job, job.awaited):
         return True
-    if job.awaited not in job.ranks or not _owes(job, job.awaited):
-        owing = (wid for wid in reversed(job.ranks) if _owes(job, wid))
-        job.awaited = next(owing, -1)
+    if job.phase is Phase.GATHERING and len(job.ranks) < job.settings.world_size:
+        return True
+    job.awaited = next((wid for wid in reversed(job.ranks) if _owes(job, wid)), -1)
     return job.awaited >= 0
 
 

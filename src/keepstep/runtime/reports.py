@@ -103,7 +103,8 @@ def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -
         return
     address = job.agents[worker.agent].address
     job.snapshots.note(message, address)
-    outvoted = job.snapshots.judge(message.committed, job.members)
+    outvoted = job.snapshots.judge(message.committed, job.ranks)
+    job.changed |= job.snapshots.is_common(message.committed)
     if outvoted is not None and job.phase is Phase.LIVE:
         on_difference(job, outvoted, message.committed)
     every = job.snapshots.every(job.median_step)

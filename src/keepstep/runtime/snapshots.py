@@ -68,6 +68,10 @@ class SnapshotRegistry:
             if len(newer) >= KEPT:
                 del self._entries[old]
 
+    def is_common(self, committed: int) -> bool:
+        """Return whether this snapshot can be gone back to."""
+        return committed in self._entries and self._entries[committed].agreed
+
     def newest(self) -> Snapshot | None:
         """Return the newest snapshot on which every rank agreed."""
         agreed = [committed for committed, entry in self._entries.items() if entry.agreed]

@@ -501,7 +501,7 @@ class Supervision:
         source = form.rank_state.get(str(rank))
         if self.config.wid in form.receivers:
             self._receive(form)
-        elif form.receivers:
+        elif form.receivers and any(wid == self.config.wid for wid, _ in form.donors):
             assert encoded is not None
             self._give(form, encoded)
         if source is not None:
