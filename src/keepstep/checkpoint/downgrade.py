@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -238,7 +238,8 @@ def _check_objects(store: Store, objects: list[list[Any]]) -> None:
 
 @contextmanager
 def _file(data: bytes) -> Iterator[BinaryIO]:
-    with tempfile.TemporaryFile() as file:
+    """Give bytes as a file that is nowhere but in memory."""
+    with os.fdopen(os.memfd_create("metadata"), "w+b") as file:
         file.write(data)
         file.flush()
         yield file
