@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from keepstep.checkpoint.prune import Plan, plan_prune, prune
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.sibling import Placement
 from keepstep.checkpoint.status import steps_of
-from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.window import window_of
 from keepstep.exit_codes import ExitCode
 from tests.checkpoint.runs import TOMORROW, Run, content, run
@@ -30,7 +29,7 @@ __all__ = ["run"]
 
 TERMS = Terms(minor="2.14", owner="maria", until=TOMORROW)
 COMMAND = "from keepstep.cli.main import main; main()"
-KILLED = Path(__file__).with_name("prune_killed.py")
+KILLED = Path(__file__).with_name("killed.py")
 
 
 def plan(run: Run, keep: int) -> Plan:
@@ -327,37 +326,71 @@ def test_nobody_takes_what_is_set_aside_for_a_step(run: Run) -> None:
     assert not any(re.search(r"step-(\d+)|(\d+)$", name) for name in aside)
 
 
+class Crashes:
+    """Runs a command again and again on the same run, and kills it one change later each time."""
+
+    def __init__(self, run: Run, command: str) -> None:
+        self.run, self.command, self.kills = run, command, 0
+        self.pristine = run.path.parent / "pristine"
+        self.pristine.mkdir()
+        for path in (run.path, run.copies):
+            shutil.copytree(path, self.pristine / path.name)
+        shutil.copy(run.ledger, self.pristine)
+
+    def __iter__(self) -> Iterator[None]:
+        # Without records of test-loads: what the ledger says of them counts.
+        elsewhere = {**os.environ, "XDG_STATE_HOME": str(self.pristine)}
+        while True:
+            for path in (self.run.path, self.run.copies):
+                shutil.rmtree(path)
+                shutil.copytree(self.pristine / path.name, path)
+            shutil.copy(self.pristine / self.run.ledger.name, self.run.ledger)
+            arguments = [str(self.run.path), self.command, str(self.kills + 1)]
+            ended = subprocess.run([sys.executable, str(KILLED), *arguments], env=elsewhere)
+            if ended.returncode == 0:
+                return
+            assert ended.returncode == -signal.SIGKILL
+            self.kills += 1
+            yield
+
+
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_whole_checkpoints(run: Run) -> None:
+def test_a_kill_of_prune_at_any_moment_leaves_whole_checkpoints(run: Run) -> None:
     run.save(100, 200, 300, 400)
     run.test_load(300)
-    protect(run.store, replace(TERMS, accept=("it trains",)))
+    protect(run.store, TERMS)
     run.save(500, 600, version="2.15.0")
     (run.copies / ".making-0.part").mkdir()  # what a killed protect leaves
-    pristine = run.path.parent / "pristine"
-    pristine.mkdir()
-    for path in (run.path, run.copies):
-        shutil.copytree(path, pristine / path.name)
-    shutil.copy(run.ledger, pristine)
     whole = {p.name: content(p) for p in run.path.iterdir()}
-
-    # Without records of test-loads: what the ledger says of them counts.
-    elsewhere = {**os.environ, "XDG_STATE_HOME": str(pristine)}
-    kills = 0
-    for moment in range(1, 1000):
-        for path in (run.path, run.copies):
-            shutil.rmtree(path)
-            shutil.copytree(pristine / path.name, path)
-        shutil.copy(pristine / run.ledger.name, run.ledger)
-        ended = subprocess.run([sys.executable, KILLED, run.path, str(moment)], env=elsewhere)
-        if ended.returncode == 0:
-            break
-        assert ended.returncode == -signal.SIGKILL
-        kills += 1
+    crashes = Crashes(run, "prune")
+    for _ in crashes:
         found = {p.name: content(p) for p in run.path.iterdir() if not p.name.startswith(".")}
         assert found.keys() >= {"step-100", "step-200", "step-300", "step-600"}
         assert all(files == whole[name] for name, files in found.items())
-        prune(LocalStore(run.path), 1)
+        prune(run.store, 1)
         assert sorted(os.listdir(run.path)) == ["step-100", "step-200", "step-300", "step-600"]
         assert sorted(os.listdir(run.copies)) == ["step-100", "step-200", "step-300"]
-    assert kills > 20
+    assert crashes.kills > 20
+
+
+@pytest.mark.slow
+def test_a_kill_of_protect_at_any_moment_leaves_whole_copies(run: Run) -> None:
+    run.save(100, 200, 300)
+    run.test_load(100)
+    protect(run.store, TERMS)
+    run.test_load(300)
+    protect(run.store, Terms(), copies=False)
+    whole = content(run.path / "step-100")
+    crashes = Crashes(run, "protect")
+    for _ in crashes:
+        window = window_of(ledger_of(run.store).read())
+        assert window is not None
+        assert window.names == {"step-100", "step-200", "step-300"}
+        assert run.steps() == [100, 200, 300]
+        for name in copies.copied(run.store):
+            assert content(run.copies / name) == whole
+        prune(run.store, None)
+        assert all(name.startswith("step-") for name in os.listdir(run.copies))
+        assert protect(run.store, Terms()).notes == ()
+        assert sorted(os.listdir(run.copies)) == ["step-100", "step-200", "step-300"]
+    assert crashes.kills > 20

@@ -53,12 +53,13 @@ def make_copy(root: LocalStore, name: str, asked: Placement | None) -> Placement
         CheckpointError: The checkpoint holds no file.
     """
     source, folder = root.below(name), copies_folder(root)
-    folder.mkdir(exist_ok=True)
     temporary = folder / secrets.token_hex(8).join(_MAKING)
-    placement = asked or choose_placement(source.path, temporary)
-    if asked is None and placement is Placement.COPY:
-        return None
+    temporary.mkdir(parents=True)
     try:
+        placement = asked or choose_placement(source.path, temporary / name)
+        if asked is None and placement is Placement.COPY:
+            temporary.rmdir()
+            return None
         make_sibling(source, temporary, [], placement)
         _bring_to_disk(temporary)
         if (folder / name).exists():

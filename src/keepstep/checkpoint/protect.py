@@ -158,12 +158,13 @@ def protect(
             marks += tuple(
                 m for m in window.marks if m.name in there and m.name not in {c.name for c in marks}
             )
+        window = replace(window, marks=marks)
+        # First: what protect puts beside the run is known to be its own, also after a crash.
+        entry = pen.add(OPENED, **window.facts())
         made: dict[str, Placement | None] = {}
         notes: list[str] = []
         if copies and isinstance(root, LocalStore):
             made, notes = _copy(root, marks, placement)
-        window = replace(window, marks=marks)
-        entry = pen.add(OPENED, **window.facts())
     window = replace(window, marked=entry["when"])
     idle: tuple[str, ...] = ()
     if isinstance(root, LocalStore):

@@ -1,6 +1,7 @@
-"""Prunes a run to one checkpoint, and dies at the given change that it makes to the disk.
+"""Prunes a run to one checkpoint or protects it, and dies at the given change to the disk.
 
-A script for tests of crashes: ``python prune_killed.py RUN MOMENT``. Moments are counted from 1.
+A script for tests of crashes: ``python killed.py RUN prune|protect MOMENT``. Moments are counted
+from 1.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from keepstep.checkpoint.protect import Terms, protect
 from keepstep.checkpoint.prune import prune
 from keepstep.checkpoint.store import LocalStore
 
-CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}
+CHANGES = {
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.truncate",
+    "os.utime",
+    "shutil.rmtree",
+}
 
 if __name__ == "__main__":
-    left = int(sys.argv[2])
+    root, command, left = LocalStore(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
     write, sync = os.write, os.fsync
 
     def count() -> None:
@@ -40,4 +51,7 @@ if __name__ == "__main__":
 
     os.write, os.fsync = counted_write, counted_sync
     sys.addaudithook(watch)
-    prune(LocalStore(Path(sys.argv[1])), 1)
+    if command == "prune":
+        prune(root, 1)
+    else:
+        protect(root, Terms())
