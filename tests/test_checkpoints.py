@@ -146,6 +146,26 @@ def test_under_plain_torchrun(undisturbed: Run, checkpoints: Path) -> None:
     assert saved_steps(checkpoints) == [2 * EVERY, STEPS]
 
 
+def test_ranks_that_die_while_they_write_their_part(tmp_path: Path) -> None:
+    job = "tests/jobs/dies_while_saving.py"
+    calm, root = tmp_path / "calm", tmp_path / "checkpoints"
+    calm.mkdir()
+    wanted = run(calm, "--workers", "2", script=(job, str(calm / "checkpoints"), "6"))
+    deaths = ("1@2", "0@4", "1@6", "0@6")  # the last two while all wait for the last checkpoint
+    found = run(tmp_path, "--workers", "2", "--spares", "2", script=(job, str(root), "6", *deaths))
+    assert found.exit_code == wanted.exit_code == 0, found.output + wanted.output
+    assert [(fault, rank) for fault, rank, _ in found.faults] == [
+        ("kill", 1), ("kill", 0), ("kill", 1), ("kill", 0),
+    ]  # fmt: skip
+    assert saved_state(root, 6) == found.digest == wanted.digest
+    assert 2 in {event["step"] for event in found.of_kind("checkpoint_left_out")}
+    assert saved_steps(calm / "checkpoints") == [2, 4, 6]
+    assert saved_steps(root)[-1] == 6
+    for step in saved_steps(root):  # a job that goes back some steps saves them after all
+        assert saved_state(root, step) == saved_state(calm / "checkpoints", step)
+    assert not list(root.glob("*.saving"))
+
+
 def test_a_state_that_does_not_fit_ends_the_job_and_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "step-000004"
     folder.mkdir(parents=True)
