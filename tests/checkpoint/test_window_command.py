@@ -11,10 +11,11 @@ import fsspec
 import pytest
 
 from benchmarks.checkpoint.s3_server import s3_server
-from keepstep.checkpoint import is_protected
+from keepstep.checkpoint import is_protected, testload
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.ledger import ledger_of
 from keepstep.checkpoint.store import open_store
+from keepstep.checkpoint.testload import environment_of as real_environment_of
 from keepstep.cli.checkpoint_answer import size_text
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
@@ -220,6 +221,28 @@ def test_contradictions_are_usage_errors(arguments: list[str], run: Run, capsys:
     assert err
     assert run.steps() == [100, 200]
     assert run.ledger.exists() is False or run.ledger.read_text() == ""
+
+
+@pytest.mark.old_torch
+@pytest.mark.timeout(1800)  # the environment may have to be made
+def test_the_way_back_with_a_real_test_load(
+    old: str, run: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testload, "environment_of", real_environment_of)
+    run.save(100)
+    run.save(200, version="2.15.0")
+    root = str(run.path)
+    assert call(capsys, "protect", root, *OPEN)[0] == ExitCode.INCONCLUSIVE
+    assert call(capsys, "test-load", f"{root}/step-200", "--python", old)[0] == ExitCode.FAIL
+    assert call(capsys, "test-load", f"{root}/step-100", "--python", old)[0] == ExitCode.PASS
+    code, found = call_json(capsys, "protect", root)
+    assert (code, found["window"]["marks"][0]["tested"]["torch"][:6]) == (ExitCode.PASS, "2.14.1")
+    shutil.rmtree(run.path / "step-100")
+    code, found = call_json(capsys, "status", root, "--for", "2.14")
+    copy = str(run.copies / "step-100")
+    assert (code, found["newer_copy"]) == (ExitCode.PASS, copy)
+    assert call(capsys, "test-load", copy, "--python", old)[0] == ExitCode.PASS
+    assert call(capsys, "protect", root)[0] == ExitCode.PASS
 
 
 # On an object store.
