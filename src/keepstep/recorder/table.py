@@ -5,6 +5,7 @@ Only what ``marshal`` carries, and only values that ``shape`` has checked.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from itertools import repeat
@@ -35,9 +36,10 @@ GroupRow = tuple[
 CallRow = tuple[OperationRow, int, tuple[str, str], bool, int, bool, int, str]
 
 Column = tuple[int, str, bytes]
-"""Integers, one an entry: what is added to each, and the rest.
+"""Integers, one an entry: the base, a code, and bytes.
 
-The rest is "" (it is 0), "range" (0, 1, 2, ...) or the typecode of an ``array`` and its bytes.
+With the code "" each is the base, with "range" they count up from it. Otherwise the code is that of
+an ``array`` with the lowest bits of each; none is below the base, and the bits tell them apart.
 """
 
 
@@ -64,26 +66,32 @@ def pack(values: array[int]) -> Column:
         return 0, "", b""
     if values.typecode != "q":
         return 0, values.typecode, values.tobytes()
-    if abs(values[-1] - values[0]) > _NARROW[-1][1]:  # so do times, nearly always
-        return 0, "q", values.tobytes()
-    first, length = values[0], len(values)
+    first, last, length = values[0], values[-1], len(values)
     if values.count(first) == length:
         return first, "", b""
-    if values[-1] - first == length - 1 and values == array("q", range(first, values[-1] + 1)):
+    if last - first == length - 1 and values == array("q", range(first, last + 1)):
         return first, "range", b""
-    low, high = min(values), max(values)
-    code = narrow(high - low)
-    if code == "q":
-        return 0, code, values.tobytes()
-    return low, code, array(code, map((-low).__add__, values)).tobytes()
+    base, code = 0, narrow(abs(last - first))  # of times this is far, so they are not gone over
+    if code != "q":
+        base = min(values)
+        code = narrow(max(values) - base)
+    return (0 if code == "q" else base), code, _low_bytes(values, code)
 
 
 def narrow(most: int) -> str:
     """Return the typecode of the shortest array that holds numbers from 0 to ``most``."""
-    return next((code for code, limit in _NARROW if most <= limit), "q")
+    return next((code for code, bits in _NARROW.items() if most < 1 << bits), "q")
 
 
-_NARROW = (("B", (1 << 8) - 1), ("H", (1 << 16) - 1), ("I", (1 << 32) - 1))
+_NARROW = {"B": 8, "H": 16, "I": 32}
+_ALL_BITS = 64
+
+
+def _low_bytes(values: array[int], code: str) -> bytes:
+    """Return the lowest bits of each number, as many as ``code`` has."""
+    step = _ALL_BITS // _NARROW.get(code, _ALL_BITS)
+    parts = array(code, values.tobytes())
+    return parts[step - 1 if sys.byteorder == "big" else 0 :: step].tobytes()
 
 
 def unpack(column: Column, length: int) -> Sequence[int]:
@@ -94,7 +102,10 @@ def unpack(column: Column, length: int) -> Sequence[int]:
     if code == "range":
         return range(base, base + length)
     found = array(code, rest).tolist()
-    return list(map(base.__add__, found)) if base else found
+    if not base:
+        return found
+    mask = (1 << _NARROW[code]) - 1
+    return [base + ((low - base) & mask) for low in found]
 
 
 def value(column: Column, at: int) -> int:
@@ -104,6 +115,6 @@ def value(column: Column, at: int) -> int:
         return base
     if code == "range":
         return base + at
-    size = array(code).itemsize
-    (found,) = array(code, rest[at * size : (at + 1) * size])
-    return base + found
+    size = _NARROW.get(code, _ALL_BITS) // 8
+    (low,) = array(code, rest[at * size : (at + 1) * size])
+    return base + ((low - base) & ((1 << 8 * size) - 1)) if base else low
