@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keepstep.checkpoint import copies, is_protected, testload
+from keepstep.checkpoint.choice import choose
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.ledger import ledger_of
 from keepstep.checkpoint.protect import (
@@ -19,14 +20,13 @@ from keepstep.checkpoint.protect import (
     Protection,
     Terms,
     UnansweredError,
-    choose,
     finalize,
     protect,
     release,
-    standings,
 )
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.sibling import Placement
+from keepstep.checkpoint.standing import standings
 from keepstep.checkpoint.verify import verify
 from keepstep.checkpoint.window import Window, window_of
 from tests.checkpoint.runs import ENVIRONMENT, TOMORROW, Run, content, run

@@ -304,6 +304,10 @@ def test_a_store_without_conditions_keeps_no_ledger(run: Run, capsys: Capture) -
     system.store.clear()
 
 
-def test_a_whole_bucket_is_no_run(bucket: Any, capsys: Capture) -> None:
+def test_a_whole_bucket_is_no_run(bucket: Any, run: Run, capsys: Capture) -> None:
+    for path in (DATA / "torch-2.14.1" / "plain").iterdir():
+        bucket.pipe_file(f"bucket/step-100/{path.name}", path.read_bytes())
     code, _, err = call(capsys, "protect", "s3://bucket", *OPEN)
     assert (code, "below a bucket" in err) == (ExitCode.FAIL, True)
+    code, found = call_json(capsys, "status", "s3://bucket", "--for", "2.14")
+    assert (code, found["window"], found["ledger_error"]) == (ExitCode.PASS, None, "")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.checkpoint.choice import choose, steps_below
 from keepstep.checkpoint.copies import (
     clear,
     copied,
@@ -23,7 +24,6 @@ from keepstep.checkpoint.copies import (
 )
 from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.ledger import Entry, ledger_of
-from keepstep.checkpoint.protect import choose, steps_below
 from keepstep.checkpoint.readers import GLOBAL, HF_INDEX, RANK_LOCAL, TEMPORARY, find_readers
 from keepstep.checkpoint.store import File, LocalStore
 from keepstep.checkpoint.window import Window, steps_ever_marked, window_of

@@ -12,8 +12,8 @@ import typer
 from keepstep.checkpoint.copies import copies_folder
 from keepstep.checkpoint.eras import minor_of
 from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
-from keepstep.checkpoint.ledger import ledger_of
-from keepstep.checkpoint.protect import Standing, newest_readable_copy, standings
+from keepstep.checkpoint.ledger import LedgerError, ledger_of
+from keepstep.checkpoint.standing import Standing, newest_readable_copy, standings
 from keepstep.checkpoint.status import Status, Step, find_status
 from keepstep.checkpoint.store import LocalStore, Store, open_store
 from keepstep.checkpoint.testload import Proof, last_proof
@@ -87,8 +87,10 @@ def _window(store: Store) -> tuple[Window | None, str]:
     """Return the window that is open, and why that is not known."""
     try:
         return window_of(ledger_of(store).read()), ""
-    except CheckpointError as error:
+    except LedgerError as error:
         return None, str(error)
+    except CheckpointError:  # nothing can lie beside it, so there is no window
+        return None, ""
 
 
 def _copy_path(store: Store, copy: Step) -> Path:

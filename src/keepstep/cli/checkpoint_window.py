@@ -6,11 +6,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from keepstep.checkpoint.protect import Standing
+from keepstep.checkpoint.standing import Standing
 from keepstep.checkpoint.window import Mark, Window
 from keepstep.cli.checkpoint_answer import count_text, size_text
 
-_THERE = {True: "there", False: "written again since", None: "gone"}
+_THERE = {True: "there", False: "not what was marked", None: "gone"}
 
 
 def window_line(window: Window) -> str:
