@@ -176,6 +176,8 @@ def explain_absence(case: Case, step: Step, absent: tuple[int, ...]) -> Blame | 
     if step.transfer or not waiting:
         return None
     with_dump = case.history.with_dump(absent)
+    if all(case.life(rank) is Life.DEAD for rank in absent):
+        return None  # that explains it, however many they are
     left = [rank for rank in absent if case.life(rank) is Life.CLEAN_EXIT]
     minority = len(waiting) < len({*with_dump, *left})
     alone = len(waiting) < len(absent) and not with_dump and not left

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from keepstep.diagnosis.case import Case, record_of
 from keepstep.diagnosis.mismatch import Mismatch, find_mismatch
+from keepstep.diagnosis.stacks import Waiting, kind_of_wait
 from keepstep.diagnosis.waits import Lack, Meeting, Node, Step, terminal_parts
 
 
@@ -32,8 +33,9 @@ def find_ends(case: Case) -> Ends:
             differing[step] = mismatch
             roots.add(step)
         for rank in _stuck_on_device(case, step, meeting):
-            found.device.setdefault(rank, step)
             roots.add(rank)
+            if not _is_elsewhere(case, rank):
+                found.device.setdefault(rank, step)
     for component in terminal_parts(case.waits, roots):
         (first, *others) = component
         if others:
@@ -65,6 +67,17 @@ def _stuck_on_device(case: Case, step: Step, meeting: Meeting) -> list[int]:
         if known and standing.newest_finished < record_of(entry) and _holds_others(case, rank):
             stuck.append(rank)
     return stuck
+
+
+def _is_elsewhere(case: Case, rank: int) -> bool:
+    """Whether the stack shows that the rank waits for no device: its recorder is late then.
+
+    nccl2 marks an operation as completed when the training thread or the watchdog next looks.
+    """
+    seen = case.evidence.observations.get(rank)
+    if seen is None or not seen.stack:
+        return False
+    return kind_of_wait(seen.stack) not in (Waiting.KERNEL, Waiting.COLLECTIVE)
 
 
 def _holds_others(case: Case, rank: int) -> bool:

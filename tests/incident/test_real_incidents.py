@@ -1,0 +1,51 @@
+"""Incident folders that real jobs on a GPU left, with known causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keepstep.diagnosis.diagnose import diagnose
+from keepstep.diagnosis.evidence import Life
+from keepstep.diagnosis.verdict import Fault, Outcome
+from keepstep.incident.gather import gather
+
+DATA = Path(__file__).parent.parent / "data" / "incident"
+
+CASES = {
+    "h200-nccl2-hang": ((2,), Fault.STALLED, "rank 2 did not enter all_reduce 31 "),
+    "h200-nccl2-hang-groups": ((2,), Fault.STALLED, "rank 2 did not enter all_reduce 125 "),
+    "h200-nccl2-kill-groups": ((1,), Fault.DEAD, "rank 1 died and did not enter all_reduce 125 "),
+    "h200-nccl2-stop-groups": ((1,), Fault.STALLED, "rank 1 did not enter all_reduce 125 "),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_right_rank_and_fault(name: str) -> None:
+    (incident,) = gather(DATA / name)
+    verdict = diagnose(incident.evidence)
+    ranks, fault, headline = CASES[name]
+    assert (verdict.outcome, verdict.ranks, verdict.fault) == (Outcome.CULPRIT, ranks, fault)
+    assert verdict.headline.startswith(headline)
+
+
+def test_a_late_recorder_is_told_from_a_stuck_device_by_the_stack() -> None:
+    (incident,) = gather(DATA / "h200-nccl2-hang-groups")
+    evidence = incident.evidence
+    blind = {r: replace(seen, stack=()) for r, seen in evidence.observations.items()}
+    verdict = diagnose(replace(evidence, observations=blind))
+    assert (verdict.ranks, verdict.fault) == ((2,), Fault.DEVICE)
+
+
+def test_most_ranks_are_dead_and_that_explains_it() -> None:
+    (incident,) = gather(DATA / "h200-nccl2-kill-groups")
+    evidence = incident.evidence
+    lost = {
+        **evidence.observations,
+        2: replace(evidence.observations[2], life=Life.DEAD, why="killed by SIGKILL"),
+    }
+    dumps = tuple(dump for dump in evidence.dumps if dump.rank == 0)
+    verdict = diagnose(replace(evidence, dumps=dumps, observations=lost))
+    assert (verdict.ranks, verdict.fault) == ((1, 2), Fault.DEAD)
