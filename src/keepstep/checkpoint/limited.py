@@ -107,6 +107,10 @@ class Object:
 
     __slots__ = ()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if type(state) is not dict or state:
+            raise UnsafeMetadataError("an object that is no tensor, with fields")
+
 
 class Record:
     """The outermost object, and StorageMeta: versions differ in their fields."""
@@ -114,6 +118,8 @@ class Record:
     __slots__ = ("state",)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if type(state) is not dict:
+            raise UnsafeMetadataError("fields without names")
         self.state = dict(state)
 
 
@@ -327,6 +333,18 @@ def digest(fields: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def alone(fields: dict[str, Any]) -> bool:
+    """Tell whether the state of each tensor's properties is in use nowhere else in the file."""
+    fresh = Properties()
+    fresh.__setstate__(tuple([None] * 5))  # from a list, or it would be a constant of this code
+    once = sys.getrefcount(fresh.state)
+    return all(
+        sys.getrefcount(item.properties.state) == once
+        for item in fields["state_dict_metadata"].values()
+        if type(item) is Tensor
+    )
+
+
 _NAMES = "names of classes"  # not a field of the metadata: what the file names
 _PARTS = (_NAMES, "state_dict_metadata", "storage_data", "planner_data", "storage_meta")
 
@@ -382,7 +400,13 @@ def _text_or_none(value: Any) -> str | None:
     return None if value is None else _text(value)
 
 
-TASKS = {"objects": objects, "summary": summarise, "placement": place, "digest": digest}
+TASKS = {
+    "objects": objects,
+    "summary": summarise,
+    "placement": place,
+    "digest": digest,
+    "alone": alone,
+}
 
 
 def limit(size: int) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from keepstep.checkpoint.dropped import POP
 from keepstep.checkpoint.eras import not_older
 from keepstep.checkpoint.errors import CannotConvertError, UnsafeMetadataError
 from keepstep.checkpoint.names import SHARDED
@@ -36,8 +37,6 @@ from keepstep.checkpoint.opcodes import (
     sequence,
     skip_other,
 )
-
-POP = b"0"
 
 
 class Edit(NamedTuple):
@@ -60,7 +59,12 @@ class Rewritten(NamedTuple):
     @property
     def changed(self) -> bool:
         """Whether anything had to change."""
-        return bool(self.strides or self.storage_meta or self.old_home or self.python_313)
+        return bool(self.strides) or not self.only_strides
+
+    @property
+    def only_strides(self) -> bool:
+        """Whether nothing else has changed but that strides were dropped."""
+        return not (self.storage_meta or self.old_home or self.python_313)
 
 
 def rewrite(data: Buffer, minor: str) -> Rewritten:
@@ -70,7 +74,7 @@ def rewrite(data: Buffer, minor: str) -> Rewritten:
         UnsafeMetadataError: The file is damaged, or holds an opcode that no checkpoint holds.
         CannotConvertError: A place has a form that no known writer gives it.
     """
-    data = _unframed(data)
+    data = unframed(data)
     edits = list(_edits(data, minor))
     pieces: list[bytes | memoryview] = []
     at = 0
@@ -92,7 +96,7 @@ def rewrite(data: Buffer, minor: str) -> Rewritten:
     )
 
 
-def _unframed(data: Buffer) -> bytes:
+def unframed(data: Buffer) -> bytes:
     """Return the same pickle without frames; one may begin anywhere between two opcodes.
 
     Frames follow each other, but for texts of more than 64 kB, which stand between them.
