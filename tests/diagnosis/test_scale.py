@@ -10,6 +10,7 @@ import pytest
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Evidence
 from keepstep.diagnosis.verdict import Fault, Outcome
+from keepstep.recorder.entries import Entries
 from keepstep.recorder.model import (
     Backend,
     Dump,
@@ -21,6 +22,8 @@ from keepstep.recorder.model import (
     RankDump,
     State,
 )
+from keepstep.recorder.read import read_tree
+from tests.recorder.writing import write_job
 
 TENSOR = 8  # ranks of a tensor group
 WORLD_NAME = GroupName("0", "default_pg")
@@ -86,6 +89,24 @@ def test_four_times_the_ranks_take_about_four_times_as_long(pending: int) -> Non
     small = big_job(32, 999, stalled=5, pending=pending)
     large = big_job(128, 999, stalled=5, pending=pending)
     assert _best(large) < 10 * _best(small)
+
+
+def test_a_diagnosis_makes_the_entries_that_it_looks_at_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job(tmp_path, ranks=6, entries=80)
+    dumps = read_tree(tmp_path).dumps
+    made: list[Entry] = []
+    one = Entries._one
+
+    def noted(self: Entries, at: int) -> Entry:
+        made.append(one(self, at))
+        return made[-1]
+
+    monkeypatch.setattr(Entries, "_one", noted)
+    monkeypatch.setattr(Entries, "_all", lambda self: pytest.fail("all entries of a rank"))
+    assert diagnose(Evidence(dumps=dumps)).outcome is Outcome.HEALTHY
+    assert 0 < len(made) <= 6 * 4 * 4 + 6, "a few of each rank in each of four groups"
 
 
 def _best(dumps: tuple[RankDump, ...]) -> float:

@@ -17,8 +17,6 @@ from keepstep.exit_codes import ExitCode
 from keepstep.incident import delivery
 from keepstep.incident.answer import printable, to_json, to_text
 from keepstep.incident.gather import Gathered, errors, gather, no_dump
-from keepstep.incident.page import to_page
-from keepstep.incident.perfetto import to_trace
 from keepstep.incident.write import write_whole
 from keepstep.recorder.delivery import Delivery
 from keepstep.recorder.delivery import Verdict as Delivered
@@ -86,9 +84,14 @@ def _draw(
     for file in filter(None, (html, perfetto)):
         if file.resolve() == path.resolve():
             _refuse(f"{file} is what is to be explained; wanted another file to write to")
+    # Imported here, so that an answer without pictures comes sooner.
     if html:
+        from keepstep.incident.page import to_page
+
         _write(html, [to_page(newest, verdict, str(path))])
     if perfetto:
+        from keepstep.incident.perfetto import to_trace
+
         _write(perfetto, to_trace(newest, verdict, str(path)))
 
 
