@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -277,6 +279,28 @@ def test_a_window_that_is_not_understood_stops_it_too(run: Run) -> None:
     with pytest.raises(LedgerError, match="not understood"):
         prune(run.store, 1)
     assert run.steps() == [100, 200]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_sync_folders(
+    number: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save(1, 2)
+    sync = os.fsync
+
+    def refuse(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode) and run.ledger.stat().st_size:
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if number == errno.EINVAL:
+        prune(run.store, 1)
+        assert os.listdir(run.path) == ["step-2"]
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            prune(run.store, 1)
+        assert run.steps() == [1, 2]
 
 
 # Others at the same time, and crashes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -200,6 +201,9 @@ class LocalStore:
         folder = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(folder)
+        except OSError as error:  # some network file systems cannot do that for folders
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(folder)
 
