@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -43,11 +44,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return found
 
 
-@pytest.fixture
-def checkpoints(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a job of three ranks left checkpoints before all its processes were killed."""
-    folder, root = tmp_path / "killed", tmp_path / "checkpoints"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("killed")
+    root = folder / "checkpoints"
     process = subprocess.Popen(
         command(folder, "--workers", "3", script=script(root, 100_000)),
         cwd=ROOT,
@@ -55,21 +56,30 @@ def checkpoints(tmp_path: Path) -> Path:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if f"step-{2 * EVERY:06d} after" in line:
-            break
-    family = processes_of(process.pid)
-    assert len(family) >= 5  # three workers, coordinator, store
-    for pid in [process.pid, *family]:
-        if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)
-    process.stdout.close()
-    process.wait()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if f"step-{2 * EVERY:06d} after" in line:
+                break
+        family = processes_of(process.pid)
+        assert len(family) >= 5  # three workers, coordinator, store
+        for pid in [process.pid, *family]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.stdout.close()
+    finally:
+        process.kill()
+        process.wait()
     assert saved_steps(root)[:2] == [EVERY, 2 * EVERY]
     for later in saved_steps(root)[2:]:  # it was faster than we
         (root / f"step-{later:06d}").rename(root / f"later-{later}")
     return root
+
+
+@pytest.fixture
+def checkpoints(killed: Path, tmp_path: Path) -> Path:
+    """What it left, for one test."""
+    return shutil.copytree(killed, tmp_path / "checkpoints")
 
 
 def saved_steps(root: Path) -> list[int]:
