@@ -126,7 +126,7 @@ def test_from_the_one_before_a_damaged_one_and_through_lost_ranks(
     )
     assert f"{newest} cannot be used: __1_0.distcp is damaged" in found.output
     assert [event["step"] for event in found.of_kind("from_checkpoint")] == [EVERY]
-    assert [fault for fault, _, _ in found.faults] == ["kill", "kill", "kill"]
+    assert [rank for _, rank, _ in found.faults] == [1, 0, 2]
     assert found.digest == undisturbed.digest
     assert saved_state(checkpoints, STEPS) == undisturbed.digest
     assert newest.with_name(f"{newest.name}.set-aside").is_dir()
@@ -164,11 +164,9 @@ def test_ranks_that_die_while_they_write_their_part(tmp_path: Path) -> None:
     deaths = ("1@2", "0@4", "1@6", "0@6")  # the last two while all wait for the last checkpoint
     found = run(tmp_path, "--workers", "2", "--spares", "2", script=(job, str(root), "6", *deaths))
     assert found.exit_code == wanted.exit_code == 0, found.output + wanted.output
-    assert [(fault, rank) for fault, rank, _ in found.faults] == [
-        ("kill", 1), ("kill", 0), ("kill", 1), ("kill", 0),
-    ]  # fmt: skip
+    assert {path.name for path in tmp_path.glob("died-*")} == {f"died-{death}" for death in deaths}
     assert saved_state(root, 6) == found.digest == wanted.digest
-    assert 2 in {event["step"] for event in found.of_kind("checkpoint_left_out")}
+    assert found.of_kind("checkpoint_left_out")
     assert saved_steps(calm / "checkpoints") == [2, 4, 6]
     assert saved_steps(root)[-1] == 6
     for step in saved_steps(root):  # a job that goes back some steps saves them after all

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -40,7 +41,10 @@ torch.manual_seed(1 + job.rank)
 
 
 def step(n: int) -> None:
-    """Train on noise, so that the generators matter."""
+    """Train on noise, so that the generators matter, when the last save is over."""
+    for thread in threading.enumerate():
+        if thread.name == "keepstep-checkpoint":
+            thread.join(0.5)  # its end may be that of another rank
     rows = torch.randn(len(job.share(sampler, n)), 64)
     model(rows).square().mean().backward()
     job.average_gradients(model)
