@@ -278,6 +278,11 @@ TOLD: list[tuple[Fact, str]] = [
         "boundary, for about 0.6 s",
     ),
     (
+        {"event": "blamed", **WHO, "incident": "x", "why": "rank 1 never completed all_reduce 6"},
+        "the diagnosis names rank 1 (worker 1, pid 8123); a spare takes its place at a step "
+        "boundary, as soon as one is ready",
+    ),
+    (
         {"event": "fence", **WHO, "why": "did not leave its step within 4.0 s"},
         "fencing rank 1 (worker 1, pid 8123): did not leave its step within 4.0 s",
     ),

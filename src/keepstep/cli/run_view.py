@@ -227,6 +227,13 @@ def _straggler(fact: Fact) -> str:
     )
 
 
+def _blamed(fact: Fact) -> str:
+    return (
+        f"the diagnosis names {who(fact)}; a spare takes its place at a step boundary, as soon as "
+        "one is ready"
+    )
+
+
 def _fence(fact: Fact) -> str:
     return f"fencing {who(fact)}: {fact['why']}"
 
@@ -360,6 +367,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "stall": _stall,
     "step_failed": _step_failed,
     "straggler": _straggler,
+    "blamed": _blamed,
     "torch_versions_differ": _torch_versions_differ,
     "unjudged": _unjudged,
     "verdict": _verdict,
@@ -389,6 +397,16 @@ def _short(text: str, limit: int = 200) -> str:
 
 
 # --- lines --------------------------------------------------------------------------------
+
+_BEGINNINGS = (
+    "stall",
+    "straggler",
+    "blamed",
+    "step_failed",
+    "replicas_differ",
+    "form_failed",
+    "halt",
+)
 
 
 @dataclass(slots=True)
@@ -435,7 +453,7 @@ class Narrator:
         return not (event in ("coordinator_away", "job_joined") and self.owns_coordinator)
 
     def _note(self, event: str, fact: Fact) -> None:
-        if event in ("stall", "straggler", "step_failed", "replicas_differ", "form_failed", "halt"):
+        if event in _BEGINNINGS:
             self._in_fault = True
             self._named |= {fact.get("worker", -1), *fact.get("outvoted", ())}
         elif event == "worker_exited":

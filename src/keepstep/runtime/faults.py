@@ -65,6 +65,8 @@ def close_incident(job: JobState, outcome: str) -> None:
         lead=next(iter(job.agents)),
     )
     job.send(ALL, message)
+    if all(fault["worker"] is None for fault in incident.faults):
+        job.unnamed[name] = {rank: wid for rank, wid, *_ in incident.members}
 
 
 def abort(job: JobState, why: str, code: int) -> None:

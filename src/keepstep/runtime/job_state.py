@@ -42,6 +42,8 @@ class JobState:
     workers: dict[int, Worker] = field(default_factory=dict)
     change: Change | None = None
     incident: Incident | None = None  # open from the first fault until a generation lives
+    unnamed: dict[str, dict[int, int]] = field(default_factory=dict)  # incident -> rank -> worker
+    blamed: dict[int, tuple[str, str]] = field(default_factory=dict)  # worker -> fault, evidence
     job_name: str = "job"  # in the names of incidents
     fired: set[int] = field(default_factory=set)
     failures_at: dict[int, int] = field(default_factory=dict)  # step -> times it failed when live

@@ -12,8 +12,9 @@ HALTING ends when every lost worker is known to be gone and every survivor has l
 said what it holds. Only then is the next generation formed: fence first, reconfigure after.
 
 This file takes what comes in. What follows from it is in ``reports`` (what workers say), ``exits``,
-``watch`` (what does not happen), ``hosts``, ``faults``, ``changes`` (the halt), ``forming`` (the
-next generation) and ``phases`` (from one to the next); what is known is in ``job_state``.
+``watch`` (what does not happen), ``blame`` (what a diagnosis says), ``hosts``, ``faults``,
+``changes`` (the halt), ``forming`` (the next generation) and ``phases`` (from one to the next);
+what is known is in ``job_state``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime import reports
+from keepstep.runtime.blame import on_judged, replace_blamed
 from keepstep.runtime.changes import begin_change
 from keepstep.runtime.exits import on_exited
 from keepstep.runtime.hosts import agent_is_gone, fill
@@ -157,7 +159,7 @@ class Membership(JobState):
         elif isinstance(message, p.Kept):
             self._on_kept(message)
         elif isinstance(message, p.Judged):
-            self._on_judged(message)
+            on_judged(self, message)
         elif isinstance(message, p.SampleRows):
             self.sample_rows += message.rows
             self.agents_reported.add(agent)
@@ -175,18 +177,6 @@ class Membership(JobState):
             worker.recalled, worker.known = None, message.entry
             self.changed = True
 
-    def _on_judged(self, message: p.Judged) -> None:
-        self.event(
-            "verdict",
-            incident=message.incident,
-            folder=message.folder,
-            verdict=message.outcome,
-            ranks=message.ranks,
-            fault=message.fault,
-            headline=message.headline,
-            after_s=round(message.seconds, 3),
-        )
-
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
@@ -196,6 +186,7 @@ class Membership(JobState):
         if self.phase is Phase.LIVE:
             unexplained_failures(self, now)
             look_around(self)
+            replace_blamed(self)
         elif self.phase is Phase.HALTING and self.change is not None:
             overdue_halt(self, now)
         elif self.phase is Phase.FORMING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from keepstep.runtime import protocol as p
+from keepstep.runtime.blame import blamed_member
 from keepstep.runtime.changes import begin_change, plan_change
 from keepstep.runtime.detect import Suspicion, find_stalls, worth_swapping
 from keepstep.runtime.faults import fence, record_fault
@@ -76,10 +77,11 @@ def _look_for_stalls(job: JobState) -> None:
     members = _live_progress(job)
     unproven = frozenset(m.wid for m in members if not job.workers[m.wid].proven)
     for suspicion in find_stalls(members, job.times.patience, unproven):
-        _on_suspicion(job, suspicion)
+        on_suspicion(job, suspicion)
 
 
-def _on_suspicion(job: JobState, suspicion: Suspicion) -> None:
+def on_suspicion(job: JobState, suspicion: Suspicion) -> None:
+    """Act on a stall: replace whom it names, or try again where it names nobody."""
     job.event(
         "stall",
         **({} if suspicion.wid is None else job.who(suspicion.wid)),
@@ -89,6 +91,13 @@ def _on_suspicion(job: JobState, suspicion: Suspicion) -> None:
         evidence=suspicion.evidence,
     )
     since = job.now - suspicion.age
+    blamed = blamed_member(job) if suspicion.wid is None else None
+    if blamed is not None:
+        fault, headline = job.blamed.pop(blamed)
+        record_fault(job, blamed, fault, "replace", since, evidence=headline)
+        fence(job, blamed, f"{fault}: {headline}")
+        begin_change(job, f"stalled again; worker {blamed} was named for the last time: {headline}")
+        return
     if suspicion.wid is None:
         record_fault(job, None, "unknown", "retry", since, evidence=suspicion.evidence)
         begin_change(job, suspicion.evidence)
