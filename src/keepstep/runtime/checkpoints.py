@@ -20,7 +20,7 @@ import torch
 from keepstep.checkpoint.eras import minor_of
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.prune import prune
-from keepstep.checkpoint.readers import find_readers
+from keepstep.checkpoint.readers import GLOBAL, find_readers
 from keepstep.checkpoint.store import LocalStore
 from keepstep.runtime import saving
 from keepstep.runtime import step_folders as folders
@@ -147,7 +147,7 @@ class Checkpoints:
         return None
 
     def _exists(self, step: int) -> bool:
-        return (folders.step_folder(self._root, step) / folders.METADATA).exists()
+        return (folders.step_folder(self._root, step) / GLOBAL).exists()
 
     def _wait(self, check: Callable[[], None]) -> None:
         while self._save is not None:
@@ -284,12 +284,12 @@ class Checkpoints:
             readers = find_readers(LocalStore(share.folder)).readers
             if not readers[minor_of(plan.readable_by)]:
                 raise GivenUpError(f"what was written cannot be read by {plan.readable_by}")
-        folders.sync(share.folder)
+        LocalStore(share.folder).sync()
         with self._lock:  # not while the job goes back to an earlier step
             if save.stop:
                 raise GivenUpError(save.stop)
             share.folder.rename(final)
-        folders.sync(self._root)
+        LocalStore(self._root).sync()
         if plan.keep is not None:
             self._prune(plan.keep)
 

@@ -19,10 +19,11 @@ import torch
 
 from keepstep.checkpoint.contents import Slice, read_slices
 from keepstep.checkpoint.errors import UnsafeMetadataError
+from keepstep.checkpoint.readers import GLOBAL
 from keepstep.runtime.buffers import buffer_of
 from keepstep.runtime.saving import FORMAT, rank_name
 from keepstep.runtime.state import State, decode, digest_of, dump_manifest
-from keepstep.runtime.step_folders import METADATA, RECORD, step_folder, steps_in
+from keepstep.runtime.step_folders import RECORD, step_folder, steps_in
 
 
 class UnusableError(Exception):
@@ -112,13 +113,13 @@ def read(folder: Path) -> Saved:
 
 
 def _read(folder: Path) -> Saved:
-    if not (folder / METADATA).is_file():
-        raise UnusableError(f"no {METADATA}: a save that did not end")
+    if not (folder / GLOBAL).is_file():
+        raise UnusableError(f"no {GLOBAL}: a save that did not end")
     note = _read_note(folder / RECORD)
-    with (folder / METADATA).open("rb") as file:
+    with (folder / GLOBAL).open("rb") as file:
         _, slices, problems = read_slices(file)
     if problems:
-        raise UnusableError(f"{METADATA}: {problems[0]}")
+        raise UnusableError(f"{GLOBAL}: {problems[0]}")
     stored = {each.name: each for each in slices}
     tensors = [
         _tensor(folder, stored.get(name), name, entry)
@@ -160,7 +161,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 def _tensor(folder: Path, place: Slice | None, name: str, wanted: dict[str, Any]) -> torch.Tensor:
     if place is None:
-        raise UnusableError(f"{METADATA} does not name {name}")
+        raise UnusableError(f"{GLOBAL} does not name {name}")
     with (folder / place.file).open("rb") as file:
         file.seek(place.offset)
         data = file.read(place.length)

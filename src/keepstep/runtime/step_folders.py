@@ -10,16 +10,14 @@ begins with such a name has a suffix, and no reader takes it for a checkpoint:
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 from pathlib import Path
 
-METADATA = ".metadata"  # written last by every save of PyTorch
 RECORD = "keepstep.json"  # what Job.train needs to go on from a checkpoint
 
-_STEP = re.compile(r"step-(\d+)")
-_CUT_OFF = re.compile(r"step-\d+\.\d+\.saving")
+_STEP = re.compile(r"step-(\d{6,})")
+_CUT_OFF = re.compile(r"step-\d{6,}\.\d+\.saving")
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -59,13 +57,3 @@ def remove_cut_off(root: Path, *, but: set[str]) -> None:
     for entry in root.iterdir() if root.is_dir() else ():
         if _CUT_OFF.fullmatch(entry.name) and entry.name not in but:
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where the file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems refuse it for folders
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
