@@ -1,6 +1,6 @@
 """``make soak``: random faults for a long time; every run must end as if nothing had happened.
 
-    python tests/soak.py [--faults N] [--seed S] [--out FILE.json]
+    python tests/soak.py [--faults N] [--seed S] [--jobs J] [--out FILE.json]
 
 Each run of the real job gets a handful of random faults (two in one step among them, spares and
 coordinator too) and must finish with the state of the undisturbed run, with no sample lost or
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +89,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wanted = run_job(Path(folder), []).digest
     rows: list[dict[str, Any]] = []
     happened = 0
-    while happened < options.faults:
-        rows.append(one_run(len(rows), options.seed, wanted))
-        happened += rows[-1].get("fired", 0)
-        print(f"{happened:4d} faults, run {len(rows)}: {rows[-1]['verdict']}", flush=True)
-        if rows[-1]["output"]:
-            print(rows[-1]["faults"], rows[-1]["output"], flush=True)
-        if options.out is not None:
-            options.out.write_text(json.dumps(rows, indent=1))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        due = {pool.submit(one_run, number, options.seed, wanted) for number in range(options.jobs)}
+        started = len(due)
+        while due:
+            done, due = wait(due, return_when=FIRST_COMPLETED)
+            for row in (future.result() for future in done):
+                rows.append(row)
+                happened += row.get("fired", 0)
+                print(f"{happened:4d} faults, run {row['run']}: {row['verdict']}", flush=True)
+                if row["output"]:
+                    print(row["faults"], row["output"], flush=True)
+            if options.out is not None:
+                options.out.write_text(json.dumps(rows, indent=1))
+            while happened < options.faults and len(due) < options.jobs:
+                due.add(pool.submit(one_run, started, options.seed, wanted))
+                started += 1
     verdicts = [row["verdict"] for row in rows]
     counted = {name: verdicts.count(name) for name in sorted(set(verdicts))}
     print(f"{happened} faults in {len(rows)} runs: {counted}")
