@@ -68,7 +68,8 @@ def _drive(plan: Plan, crowd: Crowd, coordinator: Coordinator) -> dict[str, Any]
     crowd.join()
     joined, joining_cpu = time.monotonic() - began, coordinator.cpu
     say(f"{plan.agents} agents: all joined and formed after {joined:.1f} s")
-    crowd.rest(2 * SETTLE + 2)
+    crowd.rest(2 * SETTLE)
+    crowd.quiet()
     beats, used, since = crowd.beats, coordinator.cpu, time.monotonic()
     own = time.process_time()
     crowd.rest(IDLE)
@@ -103,6 +104,7 @@ def _drive(plan: Plan, crowd: Crowd, coordinator: Coordinator) -> dict[str, Any]
 def _fault(number: int, crowd: Crowd, coordinator: Coordinator) -> dict[str, Any]:
     """Let one random member fail; return what it took to tell all agents."""
     crowd.rest(SETTLE)
+    crowd.quiet()
     generation = crowd.generation + 1
     stall = number % STALL_EVERY == STALL_EVERY - 1
     used, own = coordinator.cpu, time.process_time()

@@ -45,6 +45,7 @@ class Agent:
     ranks: dict[int, int] = field(default_factory=dict)
     stopped: int = -1  # a worker
     proposed: int = 0  # newest generation for which its members have left their step
+    leased: float = 0.0  # when it had said the newest beat that was answered
     received: int = 0  # newest generation that it was told to form
     connection: socket.socket = field(init=False)
     codec: FrameCodec = field(init=False)

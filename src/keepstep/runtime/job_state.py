@@ -73,6 +73,7 @@ class JobState:
     injections: list[str] = field(default_factory=list)  # specifications, for the event log
     changed: bool = False  # must be written down before the outbox is sent
     now: float = 0.0
+    ticked: float = 0.0  # when time was looked at last
     _slots_ranked: list[int | None] = field(default_factory=list)  # for which _ranks holds
     _ranks: dict[int, int] = field(default_factory=dict)  # worker -> rank
     _workers_of: dict[str, list[Worker]] = field(default_factory=dict)  # agent -> those alive

@@ -38,6 +38,7 @@ from keepstep.runtime.watch import (
     unexplained_failures,
 )
 
+HELD_UP = 1.0  # seconds without a tick: what agents have said meanwhile is to be read first
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 
 
@@ -180,8 +181,9 @@ class Membership(JobState):
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
+        held_up, self.ticked = now - self.ticked > HELD_UP, now
         for agent in list(self.agents.values()):
-            if now > agent.leased_until + FENCE_MARGIN:
+            if now > agent.leased_until + FENCE_MARGIN and not held_up:
                 agent_is_gone(self, agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             unexplained_failures(self, now)
