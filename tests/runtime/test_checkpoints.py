@@ -320,6 +320,20 @@ def test_while_one_is_written_the_next_is_left_out(
     assert not list(tmp_path.glob("*.saving"))
 
 
+def test_a_save_that_rank_zero_opens_late_is_declined_by_those_who_have_gone_on(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, 2)
+    world.commit(10, only=[1])
+    world.commit(20, only=[1])  # rank 0 has not opened step 10 yet
+    world.commit(10, only=[0])
+    world.ranks[0]._wait(lambda: None)
+    assert "rank 1: had begun with a later step" in world.outcomes[0].why
+    world.commit(20, only=[0])
+    world.idle()
+    assert steps_in(tmp_path) == [20]
+
+
 def test_the_copy_is_of_its_step_whatever_happens_while_it_is_written(
     gate: Callable[[int], threading.Event], tmp_path: Path
 ) -> None:

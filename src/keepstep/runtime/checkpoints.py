@@ -188,10 +188,13 @@ class Checkpoints:
         ).start()
 
     def _drop_unopened(self) -> None:
-        """Forget a save that rank 0 has not opened: it was left out."""
+        """Forget a save that rank 0 has not opened: it was left out, most likely."""
+        save = self._save
+        if save is None or save.share.rank == 0 or save.share.folder.exists():
+            return
         with self._lock:
-            if self._save is not None and not self._save.opened and self._save.share.rank != 0:
-                self._save.stop = "rank 0 did not open it"
+            if not save.opened:
+                save.stop = f"had begun with a later step before step {save.share.step} was opened"
                 self._save = None
 
     def _fail(self, count: int, began: float, error: Exception) -> None:
@@ -219,9 +222,10 @@ class Checkpoints:
             why = str(error)
         except Exception as error:  # a full disk, say
             why = f"{type(error).__name__}: {error}"
-            if save.share.rank != 0:
+        if save.share.rank != 0:
+            if why:
                 _try_to_say(save.share.folder, save.share.rank, why)
-        if save.share.rank == 0:
+        else:
             self._failed = why
             self._tell(self._outcome(save.share.step, save.began, save.held, why))
             if why:
@@ -241,18 +245,16 @@ class Checkpoints:
             self._gather(save)
             return
         deadline = time.monotonic() + OPENED_WITHIN
-        while not self._open(save):
-            if save.stop or time.monotonic() > deadline or self._exists(share.step):
-                raise GivenUpError(save.stop or "rank 0 did not open it")
+        while not share.folder.exists():
+            if time.monotonic() > deadline or self._exists(share.step):
+                return  # rank 0 has left it out, or it is there already
             time.sleep(LOOK)
+        with self._lock:
+            save.opened = not save.stop
+        if not save.opened:
+            raise GivenUpError(save.stop)
         (share.folder / f"writing-{share.rank}").touch()
         saving.write_share(share)
-
-    def _open(self, save: _Save) -> bool:
-        there = save.share.folder.exists()  # the lock is not held for the disk
-        with self._lock:
-            save.opened = there and not save.stop
-        return save.opened
 
     def _gather(self, save: _Save) -> None:
         """Wait for the parts of all ranks, then make them a checkpoint. Only in rank 0."""
