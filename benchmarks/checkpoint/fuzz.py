@@ -18,10 +18,11 @@ from pathlib import Path
 
 from benchmarks.checkpoint.synthetic import metadata
 from keepstep.checkpoint import limited
+from keepstep.checkpoint.dropped import count_dropped
 from keepstep.checkpoint.errors import CannotConvertError, UnsafeMetadataError
 from keepstep.checkpoint.opcodes import check_opcodes
 from keepstep.checkpoint.peek import peek
-from keepstep.checkpoint.rewrite import rewrite
+from keepstep.checkpoint.rewrite import rewrite, unframed
 
 _SAMPLES = Path("tests/data/checkpoint")
 _OPCODES = b"N\x88\x89()tb\x85\x86\x87\x94}]aesuR\x81\x930.KMJhj\x8c\x8aX\x95\x80c\x82QBC"
@@ -60,6 +61,9 @@ def feed(data: bytes) -> str:
         limited.summarise(before)
         limited.place(before)
         reached = "refused by the rewriting"
+        made = rewrite(data, "2.14")
+        if made.only_strides:
+            assert count_dropped(unframed(data), made.data) == made.strides
         after = limited.load(io.BytesIO(rewrite(data, "2.2").data))
         old, new = limited.digest(before), limited.digest(after)
         same = all(old[part] == new[part] for part in old if part != "storage_meta")

@@ -13,6 +13,7 @@ import pytest
 from keepstep.checkpoint.compare import compare
 from keepstep.checkpoint.contents import read_slices
 from keepstep.checkpoint.downgrade import convert, put_in_place
+from keepstep.checkpoint.errors import NotACheckpointError
 from keepstep.checkpoint.findings import Finding, Verification, Weight
 from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.verify import verify
@@ -114,6 +115,26 @@ def test_an_overwrite_that_was_cut_off_after_one_file(checkpoint: Checkpoint) ->
     finding = only(found, "newer-than-metadata")
     assert (finding.weight, finding.file) == (Weight.SUSPECT, "__0_0.distcp")
     assert found.worst() is Weight.SUSPECT
+
+
+def test_missing_metadata_is_named(checkpoint: Checkpoint) -> None:
+    folder = checkpoint()
+    (folder / ".metadata").unlink()
+    with pytest.raises(NotACheckpointError, match=r"no \.metadata"):
+        check(folder)
+
+
+def test_a_data_file_of_the_same_shapes_shows_in_its_time_alone(checkpoint: Checkpoint) -> None:
+    """The files of the two ranks change places: whole, long enough, every CRC right."""
+    folder = checkpoint("dtensor2")
+    one, other = (folder / f"__{rank}_0.distcp" for rank in range(2))
+    contents = one.read_bytes(), other.read_bytes()
+    assert contents[0] != contents[1]
+    one.write_bytes(contents[1])
+    found = check(folder)
+    assert {(each.weight, each.code, each.file) for each in found.findings} == {
+        (Weight.SUSPECT, "newer-than-metadata", "__0_0.distcp")
+    }
 
 
 def test_a_data_file_of_another_checkpoint_with_other_shapes(checkpoint: Checkpoint) -> None:
