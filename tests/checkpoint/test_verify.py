@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from keepstep.checkpoint.downgrade import convert, put_in_place
 from keepstep.checkpoint.errors import NotACheckpointError
 from keepstep.checkpoint.findings import Finding, Verification, Weight
 from keepstep.checkpoint.store import LocalStore
+from keepstep.checkpoint.stored import parts, tensor_part
 from keepstep.checkpoint.verify import verify
 from tests.checkpoint.conftest import DATA, Checkpoint
 
@@ -125,16 +127,25 @@ def test_missing_metadata_is_named(checkpoint: Checkpoint) -> None:
 
 
 def test_a_data_file_of_the_same_shapes_shows_in_its_time_alone(checkpoint: Checkpoint) -> None:
-    """The files of the two ranks change places: whole, long enough, every CRC right."""
-    folder = checkpoint("dtensor2")
-    one, other = (folder / f"__{rank}_0.distcp" for rank in range(2))
-    contents = one.read_bytes(), other.read_bytes()
-    assert contents[0] != contents[1]
-    one.write_bytes(contents[1])
-    found = check(folder)
-    assert {(each.weight, each.code, each.file) for each in found.findings} == {
+    """Another element with its right CRC, as a save of another step would have written it."""
+    path = checkpoint("dtensor2") / "__0_0.distcp"
+    with (path.parent / ".metadata").open("rb") as file:
+        _, slices, _ = read_slices(file)
+    each = next(each for each in slices if each.file == path.name and each.sizes)
+    sound = path.read_bytes()
+    content = sound[each.offset : each.offset + each.length]
+    stored = tensor_part(parts(memoryview(content)))
+    assert stored is not None
+    before = content[stored.start : stored.start + stored.size]
+    after = bytes([before[0] ^ 1]) + before[1:]
+    changed = content.replace(before, after)
+    old, new = (zlib.crc32(data).to_bytes(4, "little") for data in (before, after))
+    changed = changed.replace(old, new)
+    path.write_bytes(sound.replace(content, changed))
+    found = check(path.parent)
+    assert [(each.weight, each.code, each.file) for each in found.findings] == [
         (Weight.SUSPECT, "newer-than-metadata", "__0_0.distcp")
-    }
+    ]
 
 
 def test_a_data_file_of_another_checkpoint_with_other_shapes(checkpoint: Checkpoint) -> None:
