@@ -107,7 +107,7 @@ def _fault(number: int, crowd: Crowd, coordinator: Coordinator) -> dict[str, Any
     crowd.quiet()
     generation = crowd.generation + 1
     stall = number % STALL_EVERY == STALL_EVERY - 1
-    used, own = coordinator.cpu, time.process_time()
+    used, own, beats = coordinator.cpu, time.process_time(), crowd.beats
     wall, began = time.time(), time.monotonic()
     if stall:
         crowd.stop()
@@ -125,6 +125,7 @@ def _fault(number: int, crowd: Crowd, coordinator: Coordinator) -> dict[str, Any
         "wall": wall,
         "cpu": used,
         "cpu_of_agents": own,
+        "beats": crowd.beats - beats,
         "halt_last": max(halts),
         "form_last": max(forms),
     }

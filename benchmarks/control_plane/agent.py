@@ -17,7 +17,7 @@ from keepstep.runtime.handshake import MAC_BYTES, NONCE_BYTES, derive_key, proof
 from keepstep.runtime.progress import Phase as Doing
 
 STEPS = 1_000_000  # of the job: it never ends by itself
-PATIENCE = 5.0  # seconds
+PATIENCE = 30.0  # seconds; a simulated stall is older when it is told
 _LENGTH = struct.Struct(">I")
 _HEAD = _LENGTH.size + MAC_BYTES + 1
 ROW = list(p.Progress.__dataclass_fields__)
