@@ -91,9 +91,11 @@ class FrameCodec:
         mac = hmac.digest(self._key, seed, "sha256")
         return _LENGTH.pack(MAC_BYTES + 1 + len(packed.body)) + mac + packed.flag
 
-    def check(self, mac: bytes, flag: bytes, body: bytes) -> None:
-        """Raise AuthenticationError unless the other end sent this frame as its next."""
-        digest = hashlib.sha256(body).digest()
+    def check(self, mac: bytes, flag: bytes, digest: bytes) -> None:
+        """Raise AuthenticationError unless the other end sent this frame as its next.
+
+        ``digest`` is the SHA-256 of the body that arrived.
+        """
         seed = self._receives + _NUMBER.pack(self._received) + flag + digest
         if not hmac.compare_digest(mac, hmac.digest(self._key, seed, "sha256")):
             raise AuthenticationError(f"frame {self._received} fails its check")
@@ -186,7 +188,7 @@ class Channel(asyncio.BufferedProtocol):
             body = bytes(data[place + _HEAD : after])
             place = after
             try:
-                self._codec.check(mac, flag, body)
+                self._codec.check(mac, flag, hashlib.sha256(body).digest())
             except AuthenticationError as error:
                 raise AuthenticationError(f"{error} (from {self.peer})") from None
             for message in unpack(flag, body):
