@@ -41,11 +41,13 @@ class JobState:
     agents: dict[str, Agent] = field(default_factory=dict)
     workers: dict[int, Worker] = field(default_factory=dict)
     change: Change | None = None
+    distrust: bool = False  # live states differ: nobody's is used until a generation lives again
     incident: Incident | None = None  # open from the first fault until a generation lives
     unnamed: dict[str, dict[int, int]] = field(default_factory=dict)  # incident -> rank -> worker
     blamed: dict[int, tuple[str, str]] = field(default_factory=dict)  # worker -> fault, evidence
     job_name: str = "job"  # in the names of incidents
     fired: set[int] = field(default_factory=set)
+    suspected: dict[int, int] = field(default_factory=dict)  # donor -> times since it was LIVE
     failures_at: dict[int, int] = field(default_factory=dict)  # step -> times it failed when live
     raised_at: dict[int, int] = field(default_factory=dict)  # worker -> step at which it raised
     start_failures: int = 0
@@ -173,7 +175,7 @@ class JobState:
     @property
     def is_full(self) -> bool:
         """Whether the generation has as many members as the job wants."""
-        return len(self.members) == self.settings.world_size
+        return len(self.ranks) == self.settings.world_size
 
     def committed_counts(self) -> list[int]:
         """Return what the members are known to have committed in this generation."""
