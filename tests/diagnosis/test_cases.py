@@ -607,6 +607,27 @@ def test_two_faults_are_two_roots() -> None:
     assert verdict.faults == ((1, Fault.STALLED), (2, Fault.DEAD))
 
 
+@pytest.mark.parametrize("waits_for_the_dead", [False, True])
+def test_a_living_rank_that_had_not_come_yet_is_not_blamed_for_a_death(
+    waits_for_the_dead: bool,
+) -> None:
+    """Evidence of a death is taken within milliseconds: some are still on their way."""
+    groups = {"left": (0, 1), "right": (1, 2)}
+    turn = ("right", "left") if waits_for_the_dead else ("left", "right")
+    calls = {0: ["left"], 1: [*turn], 2: ["right"]}
+    programs = {
+        rank: loop(5, *(Call("all_reduce", name) for name in names))
+        for rank, names in calls.items()
+    }
+    job = Job(programs, groups)
+    job.ranks[0].stop_before = 3
+    job.ranks[2].stop_before = 3
+    seen = {rank: Observation(life=Life.ALIVE) for rank in (0, 1)}
+    seen[2] = Observation(life=Life.DEAD, why="exited with code 3")
+    verdict = verdict_of(job, LEGACY, seen)
+    assert (verdict.ranks, verdict.fault) == ((2,), Fault.DEAD)
+
+
 def test_groups_of_one_name_with_other_members_are_kept_apart() -> None:
     """Names that processes give on their own repeat."""
     job = two_ways()

@@ -24,6 +24,7 @@ from keepstep.diagnosis.observed import (
     behind_in_counts,
     diagnose_lives,
     diagnose_observations,
+    few_dead,
     sentences,
 )
 from keepstep.diagnosis.order import blame_loops
@@ -72,6 +73,12 @@ def judge(case: Case) -> Verdict:
         *blame_device(case, found),
         *blame_absent(case, found),
     ]
+    dead = few_dead(case.evidence)
+    if dead:  # whoever lives was merely on its way when the others were asked
+        blames = [blame for blame in blames if blame.ranks and dead.issuperset(blame.ranks)]
+        by_life = diagnose_lives(case.evidence)
+        if by_life is not None and not blames:
+            return by_life
     loops: list[str] = []
     if not blames:
         blames, loops = blame_loops(case, found)

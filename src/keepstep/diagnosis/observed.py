@@ -57,6 +57,18 @@ def behind_in_counts(observations: Mapping[int, Observation]) -> dict[int, str]:
     return found
 
 
+def few_dead(evidence: Evidence) -> frozenset[int]:
+    """Return the ranks seen dead, if they are less than half and all others were seen alive.
+
+    Where most are dead, one that lives may be whom they waited for until they gave up.
+    """
+    lives = {rank: seen.life for rank, seen in evidence.observations.items()}
+    dead = frozenset(rank for rank, life in lives.items() if life is Life.DEAD)
+    others = [life for life in lives.values() if life is not Life.DEAD]
+    known = all(life is Life.ALIVE for life in others) and len(dead) < len(others)
+    return dead if known else frozenset()
+
+
 def diagnose_lives(evidence: Evidence) -> Verdict | None:
     """Name the ranks whose process is dead, stopped or silent, if there are such."""
     observations = dict(sorted(evidence.observations.items()))
