@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -125,6 +126,30 @@ def test_a_tensor_altered_after_the_manifest_is_taken_from_the_other_donor(bad: 
             if tensor.numel():
                 spoil(found[bad], index)
         assert digest(fetch(found, digest(a_state()))) == digest(a_state())
+
+
+def test_a_donor_that_does_not_answer_is_named_and_the_state_comes_from_the_others() -> None:
+    with donors(a_state(), a_state()) as found, socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        addresses = [found[0].address, address, found[1].address]
+        with pytest.raises(TransferError) as failure:
+            fetch_state(addresses, GENERATION, digest(a_state()), SECRET, 0.1, receiver=9)
+        assert failure.value.address == address
+        assert found[0].offer.wait(2.0)  # all tensors were there: the first donor was told
+
+
+def test_a_server_that_cannot_start_a_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with donors(a_state(), a_state()) as found:
+        monkeypatch.setattr("keepstep.runtime.transfer.threading.Thread", NoThread)
+        with pytest.raises(TransferError) as failure:
+            ByteClient(found[0].address, SECRET, 2.0)
+        assert failure.value.address == found[0].address
+        monkeypatch.undo()
+        ByteClient(found[0].address, SECRET, 2.0).close()
 
 
 def test_a_donor_with_another_state_is_skipped() -> None:

@@ -649,6 +649,104 @@ def test_a_difference_that_shows_during_a_recovery_costs_no_healthy_spare() -> N
     assert [m.wid for m in orders(sim, p.Fence) if isinstance(m, p.Fence)] == [3]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_loss_on_the_way_back_to_a_snapshot_does_not_revive_what_was_distrusted(
+    workers: int, restart: bool
+) -> None:
+    """Who has not taken the snapshot yet still holds the state in which replicas differed."""
+    sim = one_host(workers=workers, spares=3, steps=20, snapshots_every=6)
+    sim.until_step(11)
+    sim.worker(1).base = "flipped"
+    sim.held = {0, 1, 2, 3, 4}
+    sim.until(lambda: len(sim.forms) == 2)
+    assert (sim.forms[1].source, sim.forms[1].start_step) == ("snapshot", 6)
+    if restart:
+        sim.restart_coordinator()
+    sim.kill(next(wid for wid in sim.forms[1].members if wid != 0))
+    sim.until(lambda: len(sim.forms) > 2)
+    sim.held = set()
+    completed(sim)
+    assert {(form.source, form.start_step) for form in sim.forms[1:]} == {("snapshot", 6)}
+    assert not sim.job.distrust
+
+
+# --- failures of a process while its generation is being left -------------------------------------
+
+
+def fail(sim: SimulatedJob, wid: int, origin: str) -> None:
+    """The worker says that its step failed."""
+    sim.fail_step(sim.worker(wid), origin, dirty=False)
+    sim.pump()
+
+
+@pytest.mark.parametrize(("origin", "fault"), [("memory", "oom"), ("device", "device")])
+def test_a_process_that_is_of_no_use_is_replaced_though_another_loss_came_first(
+    origin: str, fault: str
+) -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    sim.worker(0).hung = True  # keeps the change open
+    sim.kill(1)
+    sim.pump()
+    assert sim.job.phase is Phase.HALTING
+    fail(sim, 2, origin)
+    sim.worker(0).hung = False
+    completed(sim)
+    assert fault_names(sim)[:2] == [("kill", "replace"), (fault, "replace")]
+    assert 2 not in sim.forms[-1].members
+
+
+def test_a_step_that_raises_while_it_is_left_anyway_costs_nothing() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    sim.worker(0).hung = True
+    sim.kill(1)
+    sim.pump()
+    fail(sim, 2, "step")
+    assert fault_names(sim) == [("kill", "replace")]
+
+
+def test_a_step_that_raises_before_a_planned_boundary_is_a_change_at_once() -> None:
+    sim = one_host(workers=3, spares=1, steps=200)
+    slow_down(sim, 1)
+    sim.until(lambda: sim.job.phase is Phase.HALTING)
+    assert sim.job.change is not None
+    assert sim.job.change.at_step is not None
+    fail(sim, 2, "step")
+    assert sim.job.phase is Phase.FORMING
+    completed(sim)
+    assert ("raise", "retry") in fault_names(sim)
+
+
+def test_a_donor_that_twice_does_not_give_the_state_is_replaced() -> None:
+    """Its process lives and is of no use; those who could not receive from it are."""
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    sim.held = {0, 2, 3, 4}
+    sim.kill(1)
+    for attempt in (1, 2):
+        sim.until(lambda attempt=attempt: len(sim.forms) == 1 + attempt)  # type: ignore[misc]
+        form = sim.forms[-1]
+        newcomer = sim.worker(form.members[1])
+        failed = p.FormFailed(
+            wid=newcomer.wid,
+            generation=form.generation,
+            error="host0: timed out",
+            handle=newcomer.handle,
+            suspect=2,
+        )
+        newcomer.form, newcomer.doing = None, "waiting"
+        sim.say("host0", failed)
+        sim.pump()
+    assert [m.wid for m in orders(sim, p.Fence) if isinstance(m, p.Fence)] == [2]
+    sim.held = set()
+    completed(sim)
+    assert fault_names(sim) == [("kill", "replace"), ("hang", "replace")]
+    assert sim.forms[-1].members == [0, 3, 4]
+    assert not sim.job.suspected
+
+
 # --- stragglers -----------------------------------------------------------------------------------
 
 

@@ -20,16 +20,15 @@ def begin_change(job: JobState, why: str, *, step: int = 0, distrust: bool = Fal
         return
     if job.generation == 0:
         return  # nothing was formed yet; it is formed as soon as enough workers are ready
+    job.distrust |= distrust
     if job.phase is Phase.HALTING and job.change and job.change.at_step is None:
-        job.change.distrust |= distrust
         return
-    carried = job.change.distrust if job.change else False
     if job.phase is Phase.LIVE:
         job.failing_step = max(step, job.start_or_committed())
         job.failures_at[job.failing_step] = job.failures_at.get(job.failing_step, 0) + 1
     elif job.phase is Phase.FORMING:
         job.form_failures += 1
-    job.change = Change(job.now, distrust=distrust or carried)
+    job.change = Change(job.now)
     job.event("halt", why=why)
     _halt(job)
 

@@ -136,10 +136,11 @@ def fetch_state(
             pool.submit(_fetch_share, address, generation, share, tensors, secret, limit)
             for address, share in zip(addresses, shares, strict=True)
         ]
-        for job in jobs:
-            job.exception()  # a donor that failed shows as tensors that fail their check
+        # A donor that failed shows as tensors that fail their check, and is not asked again.
+        failed = [address for address, job in zip(addresses, jobs, strict=True) if job.exception()]
+    others = [address for address in addresses if address not in failed]
     for index in _damaged(tensors, entries):
-        _refetch(addresses, generation, index, tensors, entries, secret, limit)
+        _refetch(others, generation, index, tensors, entries, secret, limit)
     _confirm(addresses, generation, receiver, secret, limit)
     return decode(manifest["tree"], tensors)
 

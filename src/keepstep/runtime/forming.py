@@ -122,10 +122,8 @@ def _wait_for_spare(job: JobState) -> None:
 
 def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision | None:
     """Return where to start from; None (and the job has ended) if there is nothing."""
-    change = job.change
-    assert change is not None
     job.lived |= any(held.committed > 0 for held in proposals.values())
-    if not job.lived and not change.distrust:
+    if not job.lived and not job.distrust:
         digests = {wid: held.digest for wid, held in proposals.items()}
         for wid in job.members:
             ready = job.workers[wid].ready
@@ -147,7 +145,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
             },
             left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
             snapshot=job.snapshots.newest(),
-            distrust=change.distrust,
+            distrust=job.distrust,
         )
     except NoCommonStateError as error:
         abort(job, f"no state to go on from: {error}", 1)
@@ -155,6 +153,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
     if decision.source == "snapshot" and not decision.suspects:
         job.event("back_to_snapshot", step=decision.start_step, why=decision.why)
         if "differ" in decision.why:
+            job.distrust = True  # also if the generation does not come to life: some hold it still
             job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
     return decision
 
@@ -186,8 +185,7 @@ def _known_owners(job: JobState) -> dict[int, int]:
 
 def _expel(job: JobState, suspects: tuple[int, ...]) -> None:
     """Replace the members that the majority contradicts, then decide again."""
-    assert job.change is not None
-    job.change.distrust = True
+    job.distrust = True
     for wid in suspects:
         evidence = "its replica differs from the others'"
         record_fault(job, wid, "corrupt", "replace", job.now, evidence=evidence)

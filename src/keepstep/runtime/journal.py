@@ -54,6 +54,7 @@ _PLAIN = [
     "exit_code",
     "final_digest",
     "lived",
+    "distrust",
     "form_failures",
     "failing_step",
     "longest_lease",

@@ -60,6 +60,9 @@ class Ready(Report):
     start: int = 0  # steps committed in what it holds; -1: it looked for no checkpoint
 
 
+FATAL = ("memory", "device")  # origins of a failure after which a process is of no use
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFailed(Report):
     """The step raised and no halt had been ordered: the worker waits for one."""
@@ -99,6 +102,7 @@ class FormFailed(Report):
     generation: int
     error: str
     handle: str
+    suspect: int = -1  # the worker that did not give what it was to give; -1: nobody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,8 @@ from keepstep.runtime.faults import fence, record_fault
 from keepstep.runtime.job_state import ALL, JobState
 from keepstep.runtime.roster import Phase, Worker
 
+SUSPECTED_TOO_OFTEN = 2  # attempts to form a generation that failed because of one donor
+
 
 def on_joined(job: JobState, worker: Worker, message: p.Joined) -> None:
     """It called ``keepstep.join()``."""
@@ -75,7 +77,21 @@ def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None
     worker.handle = message.handle
     if message.generation == job.generation and job.phase is Phase.FORMING:
         job.event("form_failed", **job.who(worker.wid), error=message.error[:300])
+        _suspect(job, message)
         begin_change(job, f"worker {worker.wid} could not enter: {message.error[:80]}")
+
+
+def _suspect(job: JobState, message: p.FormFailed) -> None:
+    """Fence a donor that twice in a row did not give the state: it lives and is of no use."""
+    wid = message.suspect
+    if wid not in job.ranks:
+        return
+    times = job.suspected.get(wid, 0) + 1
+    job.suspected[wid] = times
+    if times >= SUSPECTED_TOO_OFTEN and not job.is_leaving(wid):
+        evidence = f"{times} times it did not give the state that it holds: {message.error[:120]}"
+        record_fault(job, wid, "hang", "replace", job.form_began, evidence=evidence)
+        fence(job, wid, evidence)
 
 
 def on_resumed(job: JobState, worker: Worker, message: p.Resumed) -> None:
@@ -142,13 +158,13 @@ def on_proposal(job: JobState, worker: Worker, message: p.Proposal) -> None:
 
 def on_step_failed(job: JobState, worker: Worker, message: p.StepFailed) -> None:
     """Its step raised."""
-    if message.generation != job.generation or job.phase not in (Phase.LIVE, Phase.FORMING):
+    fatal = message.origin in p.FATAL
+    if not _matters(job, worker, message, fatal=fatal):
         return
     worker.failed = message
     rank = job.rank_of(worker.wid)
     if message.origin == "collective":
         return  # a victim; the lost rank that explains it is on its way, or the next tick acts
-    fatal = message.origin in ("device", "memory")
     again = job.raised_at.get(worker.wid) == message.step
     job.event(
         "step_failed",
@@ -167,6 +183,18 @@ def on_step_failed(job: JobState, worker: Worker, message: p.StepFailed) -> None
         record_fault(job, worker.wid, fault, "retry", job.now, evidence=message.error)
     why = f"rank {rank} raised in step {message.step}: {message.error[:120]}"
     begin_change(job, why, step=message.step)
+
+
+def _matters(job: JobState, worker: Worker, message: p.StepFailed, *, fatal: bool) -> bool:
+    """Whether a failure is of this generation, or of the one that is just being left.
+
+    A generation that is left at once for another reason fails everywhere; what counts then is
+    whether the process can go on.
+    """
+    if job.phase is Phase.HALTING and job.change is not None:
+        is_member = worker.wid in job.ranks and not job.is_leaving(worker.wid)
+        return is_member and (fatal or job.change.at_step is not None)
+    return message.generation == job.generation and job.phase in (Phase.LIVE, Phase.FORMING)
 
 
 HANDLERS: dict[type[p.Message], Callable[[JobState, Worker, Any], None]] = {

@@ -77,5 +77,4 @@ class Change:
     began: float
     drain: int | None = None  # a healthy worker to replace once all are at the boundary
     at_step: int | None = None  # planned: halt after this many committed steps
-    distrust: bool = False  # live states differ: go back to a snapshot
     waiting_since: float | None = None  # no spare is ready

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,7 +36,12 @@ _CHUNK = 4 << 20  # bytes a send: large enough to keep the pipe full, small enou
 
 
 class TransferError(Exception):
-    """The other end vanished, or does not have what was asked for."""
+    """The other end (``address``, if known) vanished, or does not have what was asked for."""
+
+    def __init__(self, text: str, address: str = "") -> None:
+        """Keep both."""
+        super().__init__(text)
+        self.address = address
 
 
 class ByteServer:
@@ -58,7 +64,11 @@ class ByteServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError as error:  # no memory for a thread: this client has to go elsewhere
+                print(f"keepstep: {error}", file=sys.stderr, flush=True)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, TransferError, AuthenticationError):
@@ -100,7 +110,7 @@ class ByteClient:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _prove_to_server(self._connection, secret)
         except OSError as error:
-            raise TransferError(f"{address}: {error}") from error
+            raise TransferError(f"{address}: {error}", address) from error
         self.address = address
 
     def read(self, name: str) -> bytearray:
@@ -113,7 +123,8 @@ class ByteClient:
         """Fill ``buffers``, which together are as long as the answer, without a copy."""
         size, wanted = self._request(name), sum(len(buffer) for buffer in buffers)
         if size != wanted:
-            raise TransferError(f"{self.address} has {size} bytes of {name}, wanted {wanted}")
+            text = f"{self.address} has {size} bytes of {name}, wanted {wanted}"
+            raise TransferError(text, self.address)
         self._read_into(buffers)
 
     def is_closed(self) -> bool:
@@ -132,9 +143,9 @@ class ByteClient:
             self._connection.sendall(_NAME_LENGTH.pack(len(raw)) + raw)
             (size,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         except OSError as error:
-            raise TransferError(f"{self.address}: {error}") from error
+            raise TransferError(f"{self.address}: {error}", self.address) from error
         if size == _ABSENT:
-            raise TransferError(f"{self.address} does not have {name}")
+            raise TransferError(f"{self.address} does not have {name}", self.address)
         return int(size)
 
     def _read_into(self, buffers: Sequence[memoryview]) -> None:
@@ -142,7 +153,7 @@ class ByteClient:
             for buffer in buffers:
                 _fill(self._connection, buffer)
         except OSError as error:
-            raise TransferError(f"{self.address}: {error}") from error
+            raise TransferError(f"{self.address}: {error}", self.address) from error
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from keepstep.runtime.replicas import payload_parts
 from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.snapshots import KEPT
 from keepstep.runtime.state import Encoded, State, digest_of
-from keepstep.runtime.transfer import ByteServer, client
+from keepstep.runtime.transfer import ByteServer, TransferError, client
 from keepstep.runtime.witness import testify
 
 if TYPE_CHECKING:
@@ -174,9 +174,12 @@ class Supervision:
         parameters = [parameter for module in modules for parameter in module.parameters()]
         largest = max(parameters, key=lambda parameter: parameter.numel())
         # Through .data, which has a version counter of its own: memory that changes by itself
-        # leaves no trace in torch's books either.
-        raw = largest.data.view(-1).view(torch.uint8)
-        raw[raw.numel() // 2] ^= 1
+        # leaves no trace in torch's books either. Bit 3 of the last byte but one is in the upper
+        # half of the mantissa: a lower one could vanish in the rounding of the next update.
+        values = largest.data.view(-1)
+        place = values.numel() // 2
+        raw = values[place : place + 1].view(torch.uint8)
+        raw[max(0, raw.numel() - 2)] ^= 8
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -368,12 +371,13 @@ class Supervision:
     def _recover(self, error: Exception) -> None:
         self.progress.enter(Phase.WAITING)
         halt = self._link.halt
-        if halt is None or halt.generation <= self.generation:
-            self._report_failure(error)
+        is_halted = halt is not None and halt.generation > self.generation and halt.at_step is None
+        origin = origin_of(error)
+        if not is_halted or origin in p.FATAL:
+            self._report_failure(error, origin)
         self._enter_next(None)
 
-    def _report_failure(self, error: Exception) -> None:
-        origin = origin_of(error)
+    def _report_failure(self, error: Exception, origin: str) -> None:
         if origin != "collective":
             _print_traceback(error)
         self._link.send(
@@ -463,6 +467,7 @@ class Supervision:
                     generation=form.generation,
                     error=text,
                     handle=self.groups.handle(),
+                    suspect=_suspect(error, form),
                 )
             )
             return False
@@ -553,6 +558,12 @@ class Supervision:
                 handle=self.groups.handle(),
             )
         )
+
+
+def _suspect(error: Exception, form: p.Form) -> int:
+    """Return the donor that the error is about."""
+    address = error.address if isinstance(error, TransferError) else ""
+    return next((wid for wid, theirs in form.donors if theirs == address), -1)
 
 
 def _giver(endpoints: Endpoints | None) -> Giver | None:
