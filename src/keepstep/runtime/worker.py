@@ -373,7 +373,8 @@ class Supervision:
         halt = self._link.halt
         is_halted = halt is not None and halt.generation > self.generation and halt.at_step is None
         origin = origin_of(error)
-        if not is_halted or origin in p.FATAL:
+        is_order = isinstance(error, HaltedError)  # obeyed at a boundary: nothing has failed
+        if not is_order and (not is_halted or origin in p.FATAL):
             self._report_failure(error, origin)
         self._enter_next(None)
 
