@@ -343,6 +343,33 @@ def test_a_change_is_noticed_until_the_next_commit(change: Any) -> None:
     assert watched.state.is_clean()
 
 
+def test_an_exchanged_parameter_is_a_change_and_is_watched_from_the_next_commit_on() -> None:
+    model = torch.nn.Linear(3, 2)
+    state = State(replicated={"model": model})
+    state.mark_clean()
+    model.weight = torch.nn.Parameter(torch.ones(2, 3))
+    assert not state.is_clean()
+    state.mark_clean()
+    assert state.is_clean()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert not state.is_clean()
+
+
+def test_a_parameter_that_appears_and_one_that_goes_are_changes() -> None:
+    model = torch.nn.Linear(3, 2)
+    state = State(replicated={"model": model})
+    state.mark_clean()
+    model.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    assert not state.is_clean()
+    state.mark_clean()
+    assert state.is_clean()
+    del model.scale
+    assert not state.is_clean()
+    state.mark_clean()
+    assert state.is_clean()
+
+
 def test_a_buffer_that_is_assigned_anew_is_a_change() -> None:
     watched = Watched()
     watched.model.ema = torch.ones(2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from keepstep.runtime import protocol as p
+from keepstep.runtime import vault
 from keepstep.runtime import worker as module
 from keepstep.runtime.state import State, digest_of
 from keepstep.runtime.worker import Supervision
@@ -48,7 +49,7 @@ def member(committed: int) -> tuple[Supervision, State, FakeLink]:
     found._link, found._state = link, state
     found._committed = committed
     found._entry, found._entry_is_exact = (-1, b""), False
-    found._last_record = b"[]\n" + state.capture_rank()
+    found._last_record = vault.join_record([], state.capture_rank())
     found._vault = Path("nowhere")
     state.mark_clean()
     return found, state, link

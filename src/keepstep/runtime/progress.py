@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import struct
 import time
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from keepstep.runtime.deathwatch import LifeMutex
 
 SIZE = 4096
 _LIFE = 2048  # where the mutex lies that the training thread holds
-_FIELD = struct.Struct("<q")
-_FLOAT = struct.Struct("<d")
 
 
 class Phase(enum.IntEnum):
@@ -59,7 +56,7 @@ class ProgressRecord:
 
     def __init__(self, memory: mmap.mmap) -> None:
         """Use ``create`` or ``attach``."""
-        self._memory = memory
+        self._fields = memoryview(memory)[:_LIFE].cast("q")
         self.life = LifeMutex(memory, _LIFE)
 
     @classmethod
@@ -82,21 +79,16 @@ class ProgressRecord:
 
     def __getitem__(self, slot: Slot) -> int:
         """Return one field."""
-        value: int = _FIELD.unpack_from(self._memory, slot * 8)[0]
-        return value
+        return self._fields[slot]
 
     def __setitem__(self, slot: Slot, value: int) -> None:
         """Store one field."""
-        _FIELD.pack_into(self._memory, slot * 8, value)
+        self._fields[slot] = value
 
     def enter(self, phase: Phase) -> None:
         """Publish that the training thread is in ``phase`` from now on."""
         self[Slot.PHASE] = phase
         self[Slot.CHANGED] = time.monotonic_ns()
-
-    def close(self) -> None:
-        """Unmap."""
-        self._memory.close()
 
 
 def seconds_since(moment_ns: int, now_ns: int | None = None) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Run = list[int]  # [generation, first step, last step, start, stop, samples of a step]
+RUN_LENGTH = 6
 
 
 @dataclass(slots=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from keepstep.runtime import generators
 from keepstep.runtime.buffers import buffer_of
@@ -168,6 +170,25 @@ def empty_tensors(manifest: dict[str, Any]) -> list[torch.Tensor]:
     ]
 
 
+class _Registrations:
+    """Counts the parameters that any module of this process was given.
+
+    A walk over all modules at each commit would show an exchanged parameter too; this costs less.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, *_: Any) -> None:
+        """One more; called by torch."""
+        self.count += 1
+
+
+_registrations = _Registrations()
+register_module_parameter_registration_hook(_registrations.note)
+_version_of = operator.attrgetter("_version")
+
+
 @dataclass(slots=True)
 class State:
     """Everything that a step changes.
@@ -190,7 +211,10 @@ class State:
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, init=False, repr=False)
     _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
     _optimizer_began: bool = field(default=False, init=False, repr=False)
-    _seen: list[Any] = field(default_factory=list, init=False, repr=False)
+    _parameters: list[torch.nn.Parameter] = field(default_factory=list, init=False, repr=False)
+    _registered: int = field(default=-1, init=False, repr=False)  # when they were listed
+    _versions: list[int] = field(default_factory=list, init=False, repr=False)
+    _rest: list[Any] = field(default_factory=list, init=False, repr=False)
     _buffers: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _head: bytes = field(default=b"", init=False, repr=False)  # of the rank's record
     _head_settings: list[Any] = field(default_factory=list, init=False, repr=False)
@@ -220,9 +244,13 @@ class State:
         self._optimizer_began = True
 
     def mark_clean(self) -> None:
-        """Remember the present state as complete (at each commit: a walk over all modules)."""
+        """Remember the present state as complete (at each commit)."""
         self._optimizer_began = False
-        self._seen = self._fingerprint()
+        if self._registered != _registrations.count:
+            self._registered = _registrations.count
+            self._parameters = self._live_parameters()
+        self._versions = list(map(_version_of, self._parameters))
+        self._rest = self._besides_parameters()
         self._buffers = [buffer.detach().clone() for buffer in self._live_buffers()]
 
     def is_clean(self) -> bool:
@@ -232,32 +260,34 @@ class State:
         normalisation updates its statistics without counting), optimizers by their settings and
         whether a step began, anything else by the values in its ``state_dict``.
         """
-        buffers = self._live_buffers()
+        parameters, buffers = self._live_parameters(), self._live_buffers()
+        if list(map(id, parameters)) != list(map(id, self._parameters)):
+            self._registered = -1  # one was taken away, which torch does not tell: list them anew
+            return False
         return (
             not self._optimizer_began
-            and self._seen == self._fingerprint()
+            and list(map(_version_of, parameters)) == self._versions
+            and self._rest == self._besides_parameters()
             and len(buffers) == len(self._buffers)
             and all(map(_equal, buffers, self._buffers))
         )
+
+    def _live_parameters(self) -> list[torch.nn.Parameter]:
+        found = [each for module in self._modules for each in module._parameters.values()]
+        return [parameter for parameter in found if parameter is not None]
 
     def _live_buffers(self) -> list[torch.Tensor]:
         found = [buffer for module in self._modules for buffer in module._buffers.values()]
         return [buffer for buffer in found if buffer is not None]
 
-    def _fingerprint(self) -> list[Any]:
-        parameters = [
-            (id(parameter), parameter._version)
-            for module in self._modules
-            for parameter in module._parameters.values()
-            if parameter is not None
-        ]
+    def _besides_parameters(self) -> list[Any]:
         settings = [
             [_brief(value) for key, value in group.items() if key != "params"]
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
         others = {name: item.state_dict() for name, item in self._others.items()}
-        return [parameters, settings, digest_of(encode(others).manifest()) if others else ""]
+        return [settings, digest_of(encode(others).manifest()) if others else ""]
 
     def encode_replicated(self) -> Encoded:
         """Return the replicated state; CPU tensors are views of the live ones."""

@@ -14,18 +14,22 @@ standard library is needed here: the agent reads what the worker wrote.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import struct
 import zlib
+from array import array
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+
+from keepstep.runtime.samples import RUN_LENGTH, Run
 
 SLOTS = 4  # commit and entry of the last two steps
 _HEADER = struct.Struct("<4sqqqI")  # magic, count, is_commit, length, crc32
 _MAGIC = b"KSR1"
 _NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
+_NOTES = struct.Struct("=q")  # how many 8-byte integers of sample notes come before the state
 _PART = struct.Struct("<16sq")  # name and length of one file in a mirror
 
 
@@ -105,14 +109,22 @@ def stacks_path(vault: Path, wid: int, generation: int) -> Path:
     return vault / f"stacks-{wid}.{generation}"
 
 
-def join_record(runs: list[list[int]], state: bytes) -> bytes:
+def join_record(runs: list[Run], state: bytes) -> bytes:
     """Return the data of a record: the sample notes of its worker, and the per-rank state."""
-    return json.dumps(runs, separators=(",", ":")).encode() + b"\n" + state
+    notes = array("q", chain.from_iterable(runs))
+    return b"".join([_NOTES.pack(len(notes)), notes.tobytes(), state])
 
 
 def state_in(data: bytes) -> bytes:
     """Return the per-rank state in a record's data."""
-    return data.partition(b"\n")[2]
+    (count,) = _NOTES.unpack_from(data)
+    return data[_NOTES.size + 8 * count :]
+
+
+def _runs_in(data: bytes) -> list[Run]:
+    (count,) = _NOTES.unpack_from(data)
+    notes = array("q", data[_NOTES.size : _NOTES.size + 8 * count]).tolist()
+    return [notes[start : start + RUN_LENGTH] for start in range(0, count, RUN_LENGTH)]
 
 
 def sample_rows(vault: Path) -> list[list[int]]:
@@ -121,8 +133,7 @@ def sample_rows(vault: Path) -> list[list[int]]:
     rows = []
     for wid in sorted(wids):
         for record in read_records(vault, wid):
-            runs = json.loads(record.data.partition(b"\n")[0])
-            rows += [[wid, number, *run] for number, run in enumerate(runs)]
+            rows += [[wid, number, *run] for number, run in enumerate(_runs_in(record.data))]
     return rows
 
 
