@@ -15,7 +15,7 @@ EVIDENCE = "all 3 ranks wait at the same place since 3.0 s"
 def stall(sim: SimulatedJob) -> None:
     """All members wait and nobody can be named."""
     suspicion = Suspicion(wid=None, fault="unknown", age=3.0, evidence=EVIDENCE)
-    watch.on_suspicion(sim.job, suspicion)
+    watch.on_suspicion(sim.job, suspicion, sim.job.start_or_committed())
     sim.pump()
 
 

@@ -36,3 +36,14 @@ def test_an_exception_prints_its_traceback(tmp_path: Path) -> None:
     assert left.returncode == 1
     assert "Traceback" in left.stderr
     assert "KeyError: 'gone'" in left.stderr
+
+
+def test_communication_before_train_gets_the_way_out(tmp_path: Path) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(
+        'raise RuntimeError("ProcessGroupGloo has no peers. Call reconfigure() first")'
+    )
+    command = [sys.executable, "-m", "keepstep.runtime.bootstrap", str(os.getpid()), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "job.data_parallel(model)" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -80,3 +81,20 @@ def test_what_was_not_used_is_not_read_again() -> None:
     assert second["python"] is first["python"]
     assert second["numpy"] is first["numpy"]
     assert second["torch"] != first["torch"]
+
+
+@pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "Philox", "SFC64", "MT19937"])
+def test_another_bit_generator_is_carried_into_a_process_that_has_the_usual_one(name: str) -> None:
+    before = mtrand.get_bit_generator()
+    mtrand.set_bit_generator(getattr(numpy.random, name)(7))
+    try:
+        numpy.random.randn()
+        captured = json.loads(json.dumps(generators.capture()["numpy"][0]))
+        words = generators.capture()["numpy"][1]
+        wanted = [numpy.random.randn() for _ in range(9)] + [numpy.random.randint(1000)]
+        assert generators.capture()["numpy"] != (captured, words)
+        mtrand.set_bit_generator(numpy.random.MT19937(1))
+        generators.restore({**generators.capture(), "numpy": (captured, words)})
+        assert [numpy.random.randn() for _ in range(9)] + [numpy.random.randint(1000)] == wanted
+    finally:
+        mtrand.set_bit_generator(before)

@@ -515,6 +515,21 @@ def test_spares_that_cannot_start_end_the_job_after_some_in_a_row() -> None:
     assert aborted(sim).code == 1
 
 
+def test_processes_that_their_agent_fenced_while_they_started_do_not_count_against_the_script() -> (
+    None
+):
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.starting_allowed = False
+    sim.kill(2)
+    for number in range(START_FAILURES + 1):
+        sim.round()
+        sim.kill(3 + number, "fence")
+    assert sim.abort is None
+    sim.starting_allowed = True
+    completed(sim)
+
+
 # --- hosts ----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,10 @@ class NotACheckpointError(CheckpointError):
     """There is nothing at the address that PyTorch's distributed checkpoint could load."""
 
 
+class NoSuchFolderError(NotACheckpointError):
+    """There is no such folder: what was asked for was mistyped."""
+
+
 class UnsafeMetadataError(CheckpointError):
     """The metadata is damaged, or holds what no checkpoint needs: it was not read further."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
+from keepstep.checkpoint.errors import CheckpointError, NoSuchFolderError, NotACheckpointError
 
 UNFINISHED = ".unfinished"  # ends the name of a file that is being written
 
@@ -109,6 +109,12 @@ def open_store(address: str) -> Store:
     return RemoteStore(address, system, path)
 
 
+def _no_such_folder(path: Path) -> NoSuchFolderError:
+    there = next((str(each) for each in path.absolute().parents if each.is_dir()), "/")
+    what = "it is a file" if path.exists() else f"there is no such folder (look with: ls {there})"
+    return NoSuchFolderError(f"{path}: {what}; the folder of a checkpoint is wanted")
+
+
 class LocalStore:
     """A folder of this machine."""
 
@@ -119,7 +125,7 @@ class LocalStore:
     def files(self) -> dict[str, File]:
         """Return every file below the folder."""
         if not self.path.is_dir():
-            raise NotACheckpointError(f"{self.path}: there is no such folder")
+            raise _no_such_folder(self.path)
         found: dict[str, File] = {}
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -132,7 +138,7 @@ class LocalStore:
     def folders(self) -> list[str]:
         """Return the names of the folders directly below this one."""
         if not self.path.is_dir():
-            raise NotACheckpointError(f"{self.path}: there is no such folder")
+            raise _no_such_folder(self.path)
         with os.scandir(self.path) as entries:
             return [entry.name for entry in entries if entry.is_dir()]
 

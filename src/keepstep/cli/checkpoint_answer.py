@@ -9,7 +9,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from keepstep.checkpoint.errors import CheckpointError
+from keepstep.checkpoint.errors import CheckpointError, NoSuchFolderError
 from keepstep.checkpoint.readers import Verdicts
 from keepstep.exit_codes import ExitCode
 
@@ -42,6 +42,9 @@ def answered(command: Callable[P, ExitCode]) -> Callable[P, ExitCode]:
         try:
             return command(*arguments, **options)
         except ValueError as error:
+            print(f"keepstep: {error}", file=sys.stderr)
+            return ExitCode.USAGE
+        except NoSuchFolderError as error:
             print(f"keepstep: {error}", file=sys.stderr)
             return ExitCode.USAGE
         except CheckpointError as error:

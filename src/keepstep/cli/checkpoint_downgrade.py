@@ -94,7 +94,10 @@ def _downgrade(
 
 
 def _check_writable(store: Store) -> None:
-    if isinstance(store, LocalStore) and not os.access(store.path, os.W_OK):
+    if not isinstance(store, LocalStore):
+        return
+    store.folders()  # says so if there is none
+    if not os.access(store.path, os.W_OK):
         raise CheckpointError(f"{store.address}: no permission to write here: give a DST")
 
 

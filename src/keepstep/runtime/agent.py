@@ -75,7 +75,7 @@ class WorkerProcess:
     fenced: bool = False
     buffer: bytearray = field(default_factory=bytearray)
     sequence: tuple[int, int] = (0, 0)  # value, when it was first seen (ns)
-    cpu: tuple[float, int] = (0.0, 0)  # seconds used by the main thread, when read (ns)
+    cpu: tuple[float, int] = (0.0, 0)  # seconds that the main thread worked, when read (ns)
 
     @property
     def alive(self) -> bool:
@@ -570,7 +570,7 @@ class Agent:
         age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
         state, cpu = "S", False
         if age >= self.times.patience / 2:
-            state, used = procfs.state_and_cpu(worker.process.pid)
+            state, used = procfs.state_and_work(worker.process.pid)
             cpu = used - worker.cpu[0] > 0.2 * (now - worker.cpu[1]) / 1e9
             worker.cpu = (used, now)
         return p.Progress(

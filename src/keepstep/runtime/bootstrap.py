@@ -12,6 +12,13 @@ from typing import NoReturn
 
 from keepstep.runtime.store import die_with_parent
 
+_BEFORE_THE_START = "Call reconfigure()"  # torch 2.15.0, of a group that has no members yet
+_HINT = (
+    "keepstep: a process has no peers before Job.train begins, so nothing can be exchanged there. "
+    "Wrap a model with `network = job.data_parallel(model)`, not with DistributedDataParallel, and "
+    "put other communication into the step or into a function under @job.on_generation"
+)
+
 
 def main() -> NoReturn:
     """Run ``argv[2:]`` as a script; ``argv[1]`` is the agent's process id."""
@@ -30,6 +37,8 @@ def _run_script(path: str) -> int:
         return _code_of(leaving)
     except BaseException as error:  # what the interpreter itself would do with it
         sys.excepthook(type(error), error, error.__traceback__)
+        if _BEFORE_THE_START in str(error):
+            print(_HINT, file=sys.stderr)
         return 1
     return 0
 

@@ -22,7 +22,7 @@ from keepstep.runtime import protocol as p
 from keepstep.runtime.channel import Channel, pack, serve
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.job_state import ALL
-from keepstep.runtime.journal import Journal
+from keepstep.runtime.journal import DamagedJournalError, Journal
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import Overviews
 from keepstep.runtime.roster import Phase
@@ -232,7 +232,11 @@ def main() -> None:
     """Run the coordinator that the file in argv[1] describes."""
     die_with_parent()
     config = CoordinatorConfig.read(sys.argv[1])
-    coordinator = Coordinator(config, os.environ["KEEPSTEP_SECRET"], load_job(config))
+    try:
+        job = load_job(config)
+    except DamagedJournalError as error:
+        sys.exit(f"keepstep: {error}")
+    coordinator = Coordinator(config, os.environ["KEEPSTEP_SECRET"], job)
     asyncio.run(coordinator.run())
 
 

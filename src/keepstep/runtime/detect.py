@@ -92,7 +92,7 @@ def _hang(member: Progress, active: Sequence[Progress]) -> Suspicion:
     evidence = (
         f"it has entered {member.sequence} collectives of this generation, {ahead} of "
         f"{len(active) - 1} others are further and wait; its main thread "
-        f"{'computes' if member.cpu else 'sleeps'} outside a collective"
+        f"{'computes (or waits for a processor)' if member.cpu else 'sleeps'} outside a collective"
     )
     return Suspicion(wid=member.wid, fault="hang", age=member.age, evidence=evidence)
 

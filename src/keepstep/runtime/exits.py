@@ -64,8 +64,8 @@ def _outsider_lost(job: JobState, worker: Worker, message: p.Exited) -> None:
     if worker.ready is not None:
         job.recoveries.spare_lost()
         return
-    if worker.fencing:
-        return
+    if worker.fencing or message.fault == "fence":
+        return  # by us, or by its agent when that was cut off: the script did nothing wrong
     job.start_failures += 1
     if not worker.joined and message.code == 0:
         abort(

@@ -39,7 +39,7 @@ class _Watched:
         words = self._last[1][: 4 * 624]
         where = self._fingerprint()
         # Nothing is assumed about the interpreter: if the words are not there, look every time.
-        self._is_watchable = any(words in memory for memory in where[:2])
+        self._is_watchable = bool(words) and any(words in memory for memory in where[:2])
 
     def _fingerprint(self) -> tuple[bytes, bytes, Any]:
         return (
@@ -68,15 +68,51 @@ def _watch_python() -> _Watched:
     return _Watched(owner, 0, 0, _read_python)
 
 
+_USUAL = "MT19937"  # the bit generator of NumPy's module functions, unless it was exchanged
+
+
 def _read_numpy() -> Part:
-    name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-    return [name, int(position), int(has_gauss), float(cached)], keys.tobytes()
+    state = sys.modules["numpy"].random.get_state(legacy=False)
+    if state["bit_generator"] != _USUAL:
+        return [state["bit_generator"], _plain(state)], b""
+    words = state["state"]
+    settings = [_USUAL, int(words["pos"]), int(state["has_gauss"]), float(state["gauss"])]
+    return settings, words["key"].tobytes()
+
+
+def _plain(value: Any) -> Any:
+    """Return a state with its arrays as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _set_numpy(numpy: Any, settings: list[Any], words: bytes) -> None:
+    name, *rest = settings
+    if name != type(numpy.random.get_state.__self__._bit_generator).__name__:
+        numpy.random.set_bit_generator(getattr(numpy.random, name)())
+    if name == _USUAL:
+        position, has_gauss, cached = rest
+        numbers = numpy.frombuffer(words, dtype=numpy.uint32).copy()
+        numpy.random.set_state((name, numbers, position, has_gauss, cached))
+        return
+    (state,) = rest
+    inner = {
+        key: numpy.array(item, dtype=numpy.uint64) if isinstance(item, list) else item
+        for key, item in state["state"].items()
+    }
+    buffers = {
+        key: numpy.array(item, dtype=numpy.uint64)
+        for key, item in state.items()
+        if isinstance(item, list)
+    }
+    numpy.random.set_state({**state, **buffers, "state": inner})
 
 
 def _watch_numpy(numpy: Any) -> tuple[_Watched, Any]:
     owner = numpy.random.get_state.__self__
-    generator = owner._bit_generator  # of the legacy functions; MT19937 unless it was exchanged
-    size = 4 * 625 if type(generator).__name__ == "MT19937" else 0  # key[624], position
+    generator = owner._bit_generator
+    size = 4 * 625 if type(generator).__name__ == _USUAL else 0  # key[624], position
     return _Watched(owner, generator.ctypes.state_address, size, _read_numpy), generator
 
 
@@ -112,9 +148,7 @@ def restore(captured: Captured) -> None:
     torch.set_rng_state(_tensor(captured["torch"][1]))
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in captured:
-        (name, position, has_gauss, cached), keys = captured["numpy"]
-        numbers = numpy.frombuffer(keys, dtype=numpy.uint32).copy()
-        numpy.random.set_state((name, numbers, position, has_gauss, cached))
+        _set_numpy(numpy, *captured["numpy"])
     if torch.cuda.is_initialized() and "cuda" in captured:
         torch.cuda.set_rng_state(_tensor(captured["cuda"][1]))
 

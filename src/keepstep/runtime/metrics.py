@@ -153,7 +153,8 @@ class MetricsServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
         try:
-            with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
+            broken = (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError)
+            with contextlib.suppress(*broken):
                 async with asyncio.timeout(PATIENCE):
                     await self._answer(reader, writer)
         except asyncio.CancelledError:

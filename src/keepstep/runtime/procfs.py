@@ -7,12 +7,22 @@ import os
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def state_and_cpu(pid: int) -> tuple[str, float]:
-    """Return the state of the main thread (R, S, D, T, Z; X: gone) and its processor seconds."""
+def state_and_work(pid: int) -> tuple[str, float]:
+    """Return the state of the main thread (R, S, D, T, Z; X: gone) and the seconds of its work.
+
+    That is the time that it ran, and the time that it wanted to and had to wait for a processor:
+    on a crowded machine a thread that computes may hardly run.
+    """
     try:
         with open(f"/proc/{pid}/task/{pid}/stat") as file:
             text = file.read()
     except OSError:
         return "X", 0.0
     fields = text.rpartition(")")[2].split()
-    return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
+    ran = (int(fields[11]) + int(fields[12])) / _TICKS
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+            ran_ns, waited_ns, _ = file.read().split()
+    except (OSError, ValueError):
+        return fields[0], ran  # a kernel without scheduling statistics
+    return fields[0], (int(ran_ns) + int(waited_ns)) / 1e9

@@ -76,16 +76,17 @@ def _live_progress(job: JobState) -> list[p.Progress]:
 def _look_for_stalls(job: JobState) -> None:
     members = _live_progress(job)
     unproven = frozenset(m.wid for m in members if not job.workers[m.wid].proven)
+    step = job.start_or_committed()
     for suspicion in find_stalls(members, job.times.patience, unproven):
-        on_suspicion(job, suspicion)
+        on_suspicion(job, suspicion, step)
 
 
-def on_suspicion(job: JobState, suspicion: Suspicion) -> None:
-    """Act on a stall: replace whom it names, or try again where it names nobody."""
+def on_suspicion(job: JobState, suspicion: Suspicion, step: int) -> None:
+    """Act on a stall in ``step``: replace whom it names, or try again where it names nobody."""
     job.event(
         "stall",
         **({} if suspicion.wid is None else job.who(suspicion.wid)),
-        step=job.start_or_committed(),
+        step=step,
         fault=suspicion.fault,
         age_s=round(suspicion.age, 3),
         evidence=suspicion.evidence,
