@@ -8,6 +8,7 @@ import pytest
 
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
+from keepstep.runtime.changes import on_difference
 from keepstep.runtime.exits import START_FAILURES
 from keepstep.runtime.forming import CRASH_LOOP
 from keepstep.runtime.membership import Membership
@@ -684,6 +685,16 @@ def test_a_loss_on_the_way_back_to_a_snapshot_does_not_revive_what_was_distruste
     completed(sim)
     assert {(form.source, form.start_step) for form in sim.forms[1:]} == {("snapshot", 6)}
     assert not sim.job.distrust
+
+
+def test_a_difference_is_counted_at_the_step_where_it_showed() -> None:
+    """What is known of the members' progress is older than what a snapshot or the end has shown."""
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.until_step(7)
+    for worker in sim.job.workers.values():
+        worker.progress = None
+    on_difference(sim.job, (1,), 12)
+    assert sim.job.failures_at == {12: 1}
 
 
 # --- failures of a process while its generation is being left -------------------------------------

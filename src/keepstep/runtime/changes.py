@@ -81,4 +81,4 @@ def on_difference(job: JobState, outvoted: tuple[int, ...], step: int) -> None:
     if not outvoted:
         evidence = "replicas differ and no majority says whose is right"
         record_fault(job, None, "corrupt", "retry", job.now, evidence=evidence)
-    begin_change(job, "replicas differ", distrust=True)
+    begin_change(job, "replicas differ", step=step, distrust=True)
