@@ -70,7 +70,7 @@ def test_the_whole_process_until_it_is_switched_off(saved: Saved) -> None:
 def test_the_package_is_imported_without_torch() -> None:
     program = (
         "import sys; import keepstep.checkpoint as c; from keepstep.checkpoint import downgrade\n"
-        "assert sorted(c.__all__) == ['write_old_format', 'writer']\n"
+        "assert sorted(c.__all__) == ['is_protected', 'write_old_format', 'writer']\n"
         "try: c.nothing\n"
         "except AttributeError as error: print(error)\n"
         "print('torch' in sys.modules)"

@@ -109,7 +109,7 @@ class ByteClient:
             self._connection = socket.create_connection((host, int(port)), timeout=timeout)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _prove_to_server(self._connection, secret)
-        except OSError as error:
+        except (OSError, TransferError) as error:
             raise TransferError(f"{address}: {error}", address) from error
         self.address = address
 
@@ -142,7 +142,7 @@ class ByteClient:
         try:
             self._connection.sendall(_NAME_LENGTH.pack(len(raw)) + raw)
             (size,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
-        except OSError as error:
+        except (OSError, TransferError) as error:
             raise TransferError(f"{self.address}: {error}", self.address) from error
         if size == _ABSENT:
             raise TransferError(f"{self.address} does not have {name}", self.address)
@@ -152,7 +152,7 @@ class ByteClient:
         try:
             for buffer in buffers:
                 _fill(self._connection, buffer)
-        except OSError as error:
+        except (OSError, TransferError) as error:
             raise TransferError(f"{self.address}: {error}", self.address) from error
 
 
