@@ -111,6 +111,7 @@ class Agent:
         self._fired: dict[int, tuple[p.Fired, float]] = {}  # and when it was said
         self._lease_until = self._connected = 0.0
         self._last_beat = 0.0
+        self._is_cut_off = False  # told that the lease has ended
         self._stalled: set[int] = set()  # members that had run out of patience then
         self.rows: dict[int, p.Progress] = {}  # of the last look at each worker
         self.overview: tuple[float, p.Overview] | None = None  # when it came, and what it says
@@ -236,6 +237,7 @@ class Agent:
 
     def _extend_lease(self, since: float) -> None:
         self._lease_until = max(self._lease_until, since + self.times.lease)
+        self._is_cut_off = False
         for worker in self.workers.values():
             if worker.alive:
                 self._tell_times(worker.progress)
@@ -547,7 +549,8 @@ class Agent:
             why = f"no contact with the coordinator for {REJOIN_LIMIT:.0f} s; gave up"
             self.abort = p.Abort(why=why, code=4)
             self._ended.set()
-        if any(worker.alive and not worker.fenced for worker in self.workers.values()):
+        if not self._is_cut_off:  # the workers watch the lease too and may be gone already
+            self._is_cut_off = True
             why = "no contact with the coordinator for a whole lease: workers fenced"
             self._tell("cut_off", why=why)
         self._end_workers()
