@@ -63,7 +63,7 @@ def try_form(job: JobState) -> None:
     if any(held is None or held.generation != job.generation for held in proposals.values()):
         return
     if change.drain is not None and not job.workers[change.drain].gone:
-        fence(job, change.drain, "straggler: replaced by a spare at a step boundary")
+        fence(job, change.drain, "replaced by a spare at a step boundary")
         return
     before, slots = job.slots, _next_slots(job)
     if slots is None:
