@@ -1,0 +1,1 @@
+"""Rehearsed faults, each with a proof that the fault really happened."""

@@ -1,0 +1,1 @@
+"""Measures an unchanged training script from inside: standard library and torch only."""

@@ -1,0 +1,1 @@
+"""Receipts: the signed records of what ran and what was seen."""

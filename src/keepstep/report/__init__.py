@@ -1,0 +1,1 @@
+"""The report of a rehearsal: one page, its JSON, and the same on a terminal."""

@@ -1,0 +1,1 @@
+"""Stacks: the named environments in which jobs run, and what they really contain."""
