@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from keepstep.canary.facts import Facts
 
 
@@ -32,6 +34,8 @@ class Cell(Facts):
     world_size: int
     nodes: int = 1
     gpus: int = 0  # that it needs
-    variables: dict[str, str] = {}  # that it sets, such as TORCH_DIST_USE_NCCL2=0
+    variables: dict[str, str] = Field(
+        default_factory=dict
+    )  # that it sets, such as TORCH_DIST_USE_NCCL2=0
     against: str = ""  # the id of the cell that it is compared with; "" for a reference
     proves: str = ""  # in one clause, for the report when it was not run

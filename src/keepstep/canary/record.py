@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
+from pydantic import Field
+
 from keepstep.canary.facts import Facts
 
 
@@ -17,7 +19,7 @@ class Group(Facts):
     classes: dict[str, str]  # device type to the class that was built
     device: str | None  # that it is bound to
     timeout_s: float | None  # the effective one
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     create_s: float
     memory_bytes: int | None = None  # of the device, that creating it took; None without a device
     calls: int = 0  # operations that the job started on it
@@ -68,7 +70,9 @@ class RankRecord(Facts):
     end: Literal["running", "complete", "exception", "exit"]  # running: it never got to say
     exit_code: int | None = None
     error: str = ""  # type and text of the exception
-    fingerprint: dict[str, Any] = {}  # keepstep.stack.fingerprint, read in this process
+    fingerprint: dict[str, Any] = Field(
+        default_factory=dict
+    )  # keepstep.stack.fingerprint, read in this process
     script_sha256: str = ""
     arguments: tuple[str, ...] = ()
     seed: int | None = None  # torch.initial_seed() at the first step
@@ -114,7 +118,7 @@ class RunRecord(Facts):
     exit_code: int | None = None
     reason: str = ""  # why it crashed, hung, was refused or was not run
     launch: tuple[str, ...] = ()  # the command, without paths that differ between stacks
-    variables: dict[str, str] = {}  # that the launcher set
+    variables: dict[str, str] = Field(default_factory=dict)  # that the launcher set
     stack: str = ""
     job: str = ""
     job_sha256: str = ""

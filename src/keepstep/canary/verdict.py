@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from keepstep.canary.facts import Facts
 from keepstep.canary.cell import Role
+from keepstep.canary.facts import Facts
 
 
 class Verdict(StrEnum):

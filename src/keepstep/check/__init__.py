@@ -1,1 +1,1 @@
-"""A look before the leap: what a new PyTorch drops or changes, found in a job's code and variables."""
+"""A look before the leap: what a new PyTorch drops or changes in a job's code and variables."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from keepstep.canary.facts import Facts
 from keepstep.canary.verdict import Verdict
 
@@ -29,8 +31,12 @@ class DrillRecord(Facts):
     verdict: Verdict
     reason: str  # in one sentence
     proofs: tuple[Proof, ...]
-    facts: dict[str, Any] = {}  # what the report shows beside: table rows, debts, durations
+    facts: dict[str, Any] = Field(
+        default_factory=dict
+    )  # what the report shows beside: table rows, debts, durations
     next: str = ""  # what to do about a fail or an inconclusive
     seconds: float
     started: str  # ISO 8601, UTC
-    fingerprints: dict[str, Any] = {}  # by stack, as the running processes said
+    fingerprints: dict[str, Any] = Field(
+        default_factory=dict
+    )  # by stack, as the running processes said
