@@ -1,0 +1,152 @@
+"""The folder of a rehearsal: every result is on disk, whole, before the next thing is begun.
+
+rehearsal.json        what is rehearsed: digest of the plan, when it began
+plan.toml             the plan as it was read
+runs/CELL/PAIR.json   one run; PAIR/ beside it holds what its ranks printed and recorded
+drills/NAME.json      one drill; NAME/ beside it holds its evidence
+receipts/             signed
+report.html, report.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import ValidationError
+
+from keepstep.canary.facts import Facts
+from keepstep.canary.record import RunRecord
+from keepstep.drills.record import DrillRecord
+from keepstep.incident.write import write_whole
+
+Kept = TypeVar("Kept", bound=Facts)
+
+HEAD, PLAN, LOCK = "rehearsal.json", "plan.toml", "lock"
+
+
+class OtherRehearsalError(ValueError):
+    """The folder holds something else, or somebody is at work in it."""
+
+
+class Head(Facts):
+    """What a folder is about."""
+
+    format: Literal[1] = 1
+    plan_sha256: str
+    started: str  # ISO 8601, UTC
+    keepstep: str  # version
+    resumed: tuple[str, ...] = ()  # when it was taken up again
+
+
+class Folder:
+    """What was found so far, on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def receipts(self) -> Path:
+        """Where the signed records lie."""
+        return self.path / "receipts"
+
+    def run_folder(self, cell: str, pair: int) -> Path:
+        """Return where the ranks of a run write."""
+        return self.path / "runs" / file_name(cell) / str(pair)
+
+    def drill_folder(self, name: str) -> Path:
+        """Return where a drill works."""
+        return self.path / "drills" / file_name(name)
+
+    def read_head(self) -> Head | None:
+        """Return what the folder is about; None for a new one."""
+        return self._read(self.path / HEAD, Head)
+
+    def write_head(self, head: Head, plan: str) -> None:
+        """Say what the folder is about."""
+        write_whole(self.path / PLAN, [plan])
+        self._write(self.path / HEAD, head)
+
+    def read_run(self, cell: str, pair: int) -> RunRecord | None:
+        """Return a run that is complete; None when it must be done (again)."""
+        return self._read(self.run_folder(cell, pair).with_suffix(".json"), RunRecord)
+
+    def write_run(self, record: RunRecord) -> None:
+        """Keep a run."""
+        self._write(self.run_folder(record.cell, record.pair).with_suffix(".json"), record)
+
+    def read_drill(self, name: str) -> DrillRecord | None:
+        """Return a drill that is complete."""
+        return self._read(self._drill_file(name), DrillRecord)
+
+    def write_drill(self, record: DrillRecord) -> None:
+        """Keep a drill."""
+        self._write(self._drill_file(record.name), record)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file of the report."""
+        write_whole(self.path / name, [text])
+        return self.path / name
+
+    def write_receipt(self, name: str, envelope: bytes) -> Path:
+        """Keep a receipt."""
+        self.receipts.mkdir(exist_ok=True)
+        path = self.receipts / f"{file_name(name)}.json"
+        write_whole(path, [envelope.decode("ascii")])
+        return path
+
+    def _drill_file(self, name: str) -> Path:
+        folder = self.drill_folder(name)
+        return folder.with_name(f"{folder.name}.json")
+
+    def _write(self, path: Path, record: Facts) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, [record.model_dump_json(indent=1)])
+
+    def _read(self, path: Path, kind: type[Kept]) -> Kept | None:
+        """Return a record; a damaged one was never made, it is only put out of the way."""
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            path.replace(path.with_name(f"{path.name}.damaged"))
+            return None
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[Folder]:
+    """Open a rehearsal's folder for this process alone.
+
+    Raises:
+        OtherRehearsalError: Another process has it, or it holds something else.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {entry.name for entry in folder.iterdir()} - {LOCK}
+    if names and HEAD not in names:
+        raise OtherRehearsalError(
+            f"{folder}: it holds {sorted(names)[0]} and no {HEAD}; wanted a new or empty folder, "
+            "or one of an earlier rehearsal: --out DIR"
+        )
+    with open(folder / LOCK, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OtherRehearsalError(
+                f"{folder}: another rehearsal is at work in it; wait for it, or use --out DIR"
+            ) from None
+        yield Folder(folder)
+
+
+def file_name(name: str) -> str:
+    """Return a file's name for the name of a cell or a drill."""
+    return name.replace("/", "__").replace(" ", "-")
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
