@@ -1,8 +1,9 @@
 """What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--pairs N]``.
 
-The same script runs under `keepstep run` and under plain torchrun, in turn. Each run gives one
-number, its median step; each pair gives one ratio. A second torchrun run in each round shows how
-much the machine alone lets the ratio vary.
+The same script runs under `keepstep run` and under plain torchrun, in turn. Each run gives two
+numbers: its median step, and the processor time that all its processes used for one step, which
+other work on the machine disturbs less. Each pair gives one ratio of each. A second torchrun run in
+each round shows how much the machine alone lets the ratios vary.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm
-from benchmarks.recovery.marks import READY, MarkReader
+from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm, processes_of
+from benchmarks.recovery.marks import COMMIT, READY, MarkReader
 from benchmarks.recovery.metrics import step_seconds
+from benchmarks.recovery.processor import used
 from benchmarks.recovery.results import Results, machine, say
 from benchmarks.recovery.settings import WORLD_SIZE
 
@@ -26,6 +28,8 @@ BASE = "torchrun"
 SKIPPED = 10  # steps after the last process is ready
 GOAL = 1.01  # times the base's median step
 ENOUGH = 10  # pairs
+LOOK = 0.1  # seconds between two looks at the marks
+WALL, PROCESSOR = "median step", "processor time of a step"
 
 
 def torchrun() -> list[str]:
@@ -75,45 +79,70 @@ def in_turn(number: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def measure(name: str, steps: int) -> float:
-    """Return the median step of one run, in seconds.
+def measure(name: str, steps: int) -> dict[str, float]:
+    """Return the median step of one run, and the processor time of a step, in seconds.
 
     Raises:
         RuntimeError: the run failed.
     """
     with tempfile.TemporaryDirectory(prefix="keepstep-benchmark-") as folder:
-        job = Job(Path(folder))
+        job, reader = Job(Path(folder)), MarkReader(Path(folder))
         try:
             process = job.launch([*VARIANTS[name], SCRIPT, "--steps", str(steps)], "output")
+            first = look(job, reader, SKIPPED)
+            last = look(job, reader, steps - SKIPPED)
             code = process.wait()
         finally:
             job.close()
-        if code != 0:
+        if code != 0 or first is None or last is None:
             text = (Path(folder) / "output").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{name} ended with status {code}:\n{text}")
-        marks = MarkReader(Path(folder)).update()
+        marks = reader.update()
     ready = max(mark.time for mark in marks if mark.event == READY)
     seconds = step_seconds(marks, since=ready, until=time.monotonic(), skip=SKIPPED)
-    say(f"{name}: {seconds * 1000:.2f} ms a step")
-    return seconds
+    processor = (last[1] - first[1]) / (last[0] - first[0])
+    say(f"{name}: {seconds * 1000:.2f} ms a step, {processor * 1000:.2f} ms of processor time")
+    return {WALL: seconds, PROCESSOR: processor}
 
 
-def ratios(records: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    """Return the variant's median step over the base's, for each round."""
-    return [record[name] / record[BASE] for record in records]
+def look(job: Job, reader: MarkReader, step: int) -> tuple[int, float] | None:
+    """Wait until every rank has committed ``step``; return the step then reached and the time used.
+
+    None: the run ended before.
+    """
+    while not job.ended:
+        newest = {mark.rank: mark.step for mark in reader.update() if mark.event == COMMIT}
+        if len(newest) == WORLD_SIZE and min(newest.values()) >= step:
+            return min(newest.values()), used(processes_of(job.folder))
+        time.sleep(LOOK)
+    return None
 
 
-def render(records: Sequence[Mapping[str, float]]) -> str:
+Round = Mapping[str, Mapping[str, float]]  # by variant, by what was measured
+
+
+def ratios(records: Sequence[Round], name: str, what: str) -> list[float]:
+    """Return what was measured of the variant over the base's, for each round."""
+    return [record[name][what] / record[BASE][what] for record in records]
+
+
+def render(records: Sequence[Round]) -> str:
     """Return the report as Markdown."""
+    return "\n".join(_table(records, what) for what in (WALL, PROCESSOR))
+
+
+def _table(records: Sequence[Round], what: str) -> str:
     lines = [
-        f"Median step over that of {BASE} in the same round, {len(records)} rounds.",
+        f"The {what}, over that of {BASE} in the same round; {len(records)} rounds.",
         "",
-        "| variant | median | quartiles | least - greatest | step (ms) |",
+        "| variant | median | quartiles | least - greatest | ms |",
         "|---|---|---|---|---|",
     ]
     for name in VARIANTS:
-        lines.append(_row(name, ratios(records, name), [record[name] for record in records]))
-    return "\n".join([*lines, "", *(goal(records, n) for n in VARIANTS if "keepstep" in n)]) + "\n"
+        values = [record[name][what] for record in records]
+        lines.append(_row(name, ratios(records, name, what), values))
+    goals = [goal(records, n, what) for n in VARIANTS if "keepstep" in n]
+    return "\n".join([*lines, "", *goals]) + "\n"
 
 
 def _row(name: str, found: Sequence[float], seconds: Sequence[float]) -> str:
@@ -124,13 +153,13 @@ def _row(name: str, found: Sequence[float], seconds: Sequence[float]) -> str:
     )
 
 
-def goal(records: Sequence[Mapping[str, float]], name: str) -> str:
+def goal(records: Sequence[Round], name: str, what: str) -> str:
     """Return whether the variant costs at most one percent."""
-    median = statistics.median(ratios(records, name))
+    median = statistics.median(ratios(records, name, what))
     verdict = "met" if median <= GOAL else "missed"
     if len(records) < ENOUGH:
         verdict = f"inconclusive (n = {len(records)}, wanted {ENOUGH})"
-    return f"- {name}: at most {(GOAL - 1):.0%}: {verdict}, {median - 1:+.2%}"
+    return f"- {name}, {what}: at most {(GOAL - 1):.0%} more: {verdict}, {median - 1:+.2%}"
 
 
 if __name__ == "__main__":
