@@ -73,7 +73,11 @@ def test_only_the_newest_incidents_are_kept(tmp_path: Path) -> None:
     options = ("--workers", "3", "--spares", "1", "--keep-incidents", "2", *faults)
     found = run(tmp_path, *options, script=("tests/jobs/groups.py", "16"))
     assert found.exit_code == 0, found.output
-    assert [m.faults[0]["fault"] for m, _, _ in incidents(tmp_path)] == ["raise", "raise"]
+    newest = incidents(tmp_path)
+    assert [m.faults[0]["fault"] for m, _, _ in newest] == ["raise", "raise"]
+    for (_, verdict, _), rank in zip(newest, (0, 2), strict=True):
+        assert (verdict["ranks"], verdict["fault"]) == ([rank], "raised"), verdict["headline"]
+        assert "InjectedError" in verdict["headline"]
 
 
 def test_no_incident_is_written_when_none_is_to_be_kept(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Life
+from keepstep.diagnosis.verdict import Fault
 from keepstep.incident.gather import Gathered, errors, gather, no_dump
 from keepstep.incident.manifest import DUMP, NAME, STACKS
 from keepstep.recorder.model import Frame
@@ -345,3 +347,28 @@ def test_nothing_there_raises_and_nothing_usable_is_said(tmp_path: Path) -> None
     with pytest.raises(FileNotFoundError):
         gather(tmp_path / "nothing")
     assert no_dump(only(tmp_path))
+
+
+def test_a_rank_whose_step_raised_is_named_although_everybody_lives(tmp_path: Path) -> None:
+    part = incident(tmp_path, ranks=(0, 1, 3), world=4)
+
+    def raised(body: dict[str, Any]) -> None:
+        text = "ValueError: no sample\n17" + "." * 1000
+        body["faults"] = [{"rank": 1, "worker": 1, "fault": "raise", "evidence": text}]
+
+    edit(part, raised)
+    verdict = diagnose(only(tmp_path).evidence)
+    assert (verdict.ranks, verdict.fault) == ((1,), Fault.RAISED)
+    assert verdict.headline.startswith("rank 1 raised ValueError: no sample 17")
+    assert len(verdict.headline) < 300
+
+
+def test_the_dead_come_before_those_that_raised(tmp_path: Path) -> None:
+    part = incident(tmp_path, ranks=(0, 1, 3), world=4)
+
+    def both(body: dict[str, Any]) -> None:
+        body["faults"] = [{"rank": 1, "worker": 1, "fault": "raise", "evidence": "ValueError"}]
+        body["members"][3].update(life="dead", why="killed by SIGKILL", artifacts=[])
+
+    edit(part, both)
+    assert diagnose(only(tmp_path).evidence).ranks == (3,)

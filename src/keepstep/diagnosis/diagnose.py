@@ -24,6 +24,7 @@ from keepstep.diagnosis.observed import (
     behind_in_counts,
     diagnose_lives,
     diagnose_observations,
+    diagnose_raised,
     few_dead,
     sentences,
 )
@@ -63,6 +64,9 @@ def diagnose(evidence: Evidence) -> Verdict:
 
 def judge(case: Case) -> Verdict:
     """Try the explanations in their order."""
+    raised = diagnose_raised(case.evidence)
+    if raised is not None:
+        return raised
     if not case.waits.meetings:
         # gloo shows an operation that failed as one that finished: after the loss of a rank its
         # dumps say that nobody waits.

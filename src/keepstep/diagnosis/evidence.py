@@ -29,6 +29,7 @@ class Observation:
     stack: tuple[Frame, ...] = ()  # main thread, innermost first
     holds_gil: bool = False
     step: int | None = None  # last step that it committed
+    raised: str = ""  # what its step raised, where that was seen: "ValueError: no such file"
     missing_dump: str = ""  # why it has no dump, where known
     collective_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # NCCL RAS: communicator -> launched collectives of each kind

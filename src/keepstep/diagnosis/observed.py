@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from keepstep.diagnosis import words
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
@@ -27,6 +28,8 @@ def sentences(rank: int, observation: Observation | None) -> list[str]:
     if observation.life in _LIFE:
         why = f": {observation.why}" if observation.why else ""
         found.append(f"Rank {rank}: {_LIFE[observation.life]}{why}.")
+    if observation.raised:
+        found.append(f"Rank {rank}: its step raised {observation.raised}.")
     if observation.holds_gil:
         found.append(f"Rank {rank}: a thread holds the GIL, so no other Python code runs.")
     if observation.stack:
@@ -86,11 +89,34 @@ def diagnose_lives(evidence: Evidence) -> Verdict | None:
     return None
 
 
+def diagnose_raised(evidence: Evidence) -> Verdict | None:
+    """Name the ranks whose step raised by itself, if there are such and nobody is dead.
+
+    A rank whose collective failed because of another is not among them: whoever ran it knows.
+    """
+    observations = dict(sorted(evidence.observations.items()))
+    if any(seen.life is Life.DEAD for seen in observations.values()):
+        return None
+    ranks = tuple(rank for rank, seen in observations.items() if seen.raised)
+    if not ranks:
+        return None
+    verdict = _verdict(
+        evidence, ranks, Fault.RAISED, f"raised {observations[ranks[0]].raised}", Confidence.HIGH
+    )
+    return replace(
+        verdict,
+        would_decide=(),
+        next_steps=(
+            f"Mend what {words.ranks(ranks)} met; the stack below the exception is in its log.",
+        ),
+    )
+
+
 def diagnose_observations(evidence: Evidence) -> Verdict:
     """Diagnose without any dump: from ends of processes, counts and stacks alone."""
-    by_life = diagnose_lives(evidence)
-    if by_life is not None:
-        return by_life
+    known = diagnose_raised(evidence) or diagnose_lives(evidence)
+    if known is not None:
+        return known
     observations = dict(sorted(evidence.observations.items()))
     behind = behind_in_counts(observations)
     if behind and len(behind) * 2 < len(observations):

@@ -21,6 +21,7 @@ class Fault(StrEnum):
 
     STALLED = "stalled"  # it did not come to the collective that others wait in
     DEAD = "dead"  # the same, and its process is known to be gone
+    RAISED = "raised"  # its step raised, so it did not come; seen by whoever ran it
     DEVICE = "device"  # it entered and its device never completed
     MISMATCH = "mismatch"  # another operation, size or type than the others at the same place
     EXTRA_COLLECTIVE = "extra_collective"  # it entered a collective that the others do not have

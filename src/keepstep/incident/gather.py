@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.diagnosis.groups import listed_ranks
@@ -29,6 +30,8 @@ from keepstep.recorder.model import Finding, RankDump, Severity
 from keepstep.recorder.read import Reading, read_tree
 
 LARGEST_NOTE = 64 << 20  # bytes of a manifest, a file with stacks or an answer of RAS
+_LONGEST_ERROR = 200  # characters of an exception that a verdict shows
+_RAISED = {"raise", "oom", "device"}  # kinds of a fault that are an exception of the step
 _LARGEST = {DUMP: limits.FILE_BYTES, STACKS: LARGEST_NOTE}
 _STACKS_NAME = re.compile(
     r"(?:py-?spy|stacks?|traceback).*?(?<![0-9])([0-9]{1,8})\.(?:json|txt|log)\Z", re.I
@@ -128,7 +131,7 @@ class _Incident:
         self.manifests.append(manifest)
         for facts in manifest.members:
             if facts.artifacts or facts.rank not in self.observations:
-                self.observations[facts.rank] = _observation(facts)
+                self.observations[facts.rank] = _observation(facts, manifest.faults)
         with tempfile.TemporaryDirectory(prefix="keepstep-explain-") as copies:
             given: dict[str, tuple[RankFacts, Path]] = {}  # by name of the copy
             for facts in manifest.members:
@@ -207,12 +210,26 @@ class _Incident:
         )
 
 
-def _observation(facts: RankFacts) -> Observation:
+def _observation(facts: RankFacts, faults: Iterable[dict[str, Any]]) -> Observation:
     try:
         life = Life(facts.life)
     except ValueError:
         life = Life.UNKNOWN
-    return Observation(life=life, why=facts.why, holds_gil=facts.holds_gil, step=facts.step)
+    raised = next(
+        (str(each.get("evidence", "")) for each in faults if _is_of(each, facts.rank)), ""
+    )
+    return Observation(
+        life=life,
+        why=facts.why,
+        holds_gil=facts.holds_gil,
+        step=facts.step,
+        raised=" ".join(raised.split())[:_LONGEST_ERROR],
+    )
+
+
+def _is_of(fault: dict[str, Any], rank: int) -> bool:
+    """Whether a fault is an exception that this rank's step raised by itself."""
+    return fault.get("rank") == rank and fault.get("fault") in _RAISED
 
 
 def _checked(folder: Path, artifact: Artifact) -> bytes:
