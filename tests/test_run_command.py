@@ -58,6 +58,8 @@ def refused(*arguments: str, **variables: str) -> str:
         (["--nnodes", "3:2", BYTELM], "minimum is larger"),
         (["--join", "somewhere", BYTELM], "HOST:PORT"),
         (["--join", "127.0.0.1:1", BYTELM], "KEEPSTEP_SECRET"),
+        (["--python", "/no/such/python", BYTELM], "wanted a Python to load with"),
+        (["--python", "/bin/true", BYTELM], "wanted Python 3.8 or newer"),
         (["--events", "/no/such/folder/e.jsonl", BYTELM], "missing or not writable"),
         (["--summary", "jobs", BYTELM], "is a folder"),
         (["--host", "192.0.2.1", BYTELM], "does not have that address"),

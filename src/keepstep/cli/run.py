@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import tempfile
 from importlib import metadata
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "gloo", "nccl")
 ON_LOSS = ("replace", "shrink", "wait")
-NEEDED_TORCH = (2, 15)
+NEEDED_TORCH, NEEDED_PYTHON = (2, 15), (3, 11)
 
 
 def run(
@@ -98,6 +99,14 @@ def run(
     metrics_port: Annotated[
         int, typer.Option(help="Port of the metrics for Prometheus; 0: any free one.")
     ] = 0,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            help="Interpreter of the workers, such as the one of a stack; it needs torch, not "
+            "keepstep. Default: the one that runs this command.",
+            metavar="EXE",
+        ),
+    ] = None,
 ) -> None:
     """Run SCRIPT on several ranks and keep it going when one is lost, hangs or slows down."""
     request = _request(
@@ -119,6 +128,7 @@ def run(
         keep_incidents=keep_incidents,
         port=port,
         metrics_port=metrics_port,
+        python=python,
     )
     view = _view(request)
     request = dataclasses.replace(request, output=view.output)
@@ -154,8 +164,9 @@ def _request(
     keep_incidents: int,
     port: int,
     metrics_port: int,
+    python: str | None,
 ) -> RunRequest:
-    _check_torch()
+    interpreter, import_from = _interpreter(python)
     if not Path(script).is_file():
         _refuse(f"{script}: no such script (looked in {Path.cwd()})")
     _one_of("--backend", backend, BACKENDS)
@@ -210,6 +221,8 @@ def _request(
         secret=_secret(join),
         name=f"{os.uname().nodename}-{os.getpid()}",
         metrics_port=metrics_port,
+        python=interpreter,
+        import_from=import_from,
     )
 
 
@@ -223,15 +236,40 @@ def _view(request: RunRequest) -> RunView | LiveView:
     return LiveView(sys.stderr, narrator, own_stdout=sys.stdout.isatty())
 
 
-def _check_torch() -> None:
+def _interpreter(python: str | None) -> tuple[str, str]:
+    """Return the workers' interpreter, and where it finds keepstep: "" for where we found it."""
+    if python is None:
+        try:
+            _check_torch(metadata.version("torch"))
+        except metadata.PackageNotFoundError:
+            _refuse(
+                "torch is not installed beside keepstep; install it with: pip install "
+                "'torch>=2.15', or name an interpreter that has it with --python"
+            )
+        return sys.executable, ""
+    # Imported here: who asks for no other interpreter need not wait for it.
+    from keepstep.checkpoint.testload import NoInterpreterError, environment_of
+    from keepstep.stack.exposed import exposed
+
     try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        _refuse(
-            "torch is not installed beside keepstep; install it with: pip install 'torch>=2.15'"
-        )
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if numbers < NEEDED_TORCH:
+        found = environment_of(python)
+    except NoInterpreterError as error:
+        _refuse(f"--python {error}")
+    if found["torch"] is None:
+        _refuse(f"--python {python}: it has no torch; wanted 2.15 or newer")
+    if _numbers(found["python"]) < NEEDED_PYTHON:
+        _refuse(f"--python {python}: it is Python {found['python']}; wanted 3.11 or newer")
+    _check_torch(str(found["torch"]["version"]))
+    # Made absolute and no more: a link is what makes an environment of an interpreter.
+    return os.path.abspath(shutil.which(python) or python), str(exposed())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def _check_torch(version: str) -> None:
+    if _numbers(version) < NEEDED_TORCH:
         _refuse(
             f"torch {version} cannot change the members of a process group: `keepstep run` needs "
             "2.15 or newer (pip install 'torch>=2.15'). With this torch the same script runs "

@@ -55,6 +55,8 @@ class AgentConfig:
     command: list[str]
     vault: Path
     output: tuple[int | None, int | None] = (None, None)  # descriptors for the workers' output
+    python: str = sys.executable  # the workers' interpreter
+    import_from: str = ""  # where another interpreter than ours finds this package
     incidents: Path = Path("incidents")  # folder for what was left of each fault
     kept_incidents: int = 0  # the newest ones; 0: none are written
 
@@ -360,7 +362,7 @@ class Agent:
         )
         process = subprocess.Popen(
             [
-                sys.executable,
+                self.config.python,
                 "-m",
                 "keepstep.runtime.bootstrap",
                 str(os.getpid()),

@@ -65,6 +65,7 @@ def worker_environment(
         TORCHELASTIC_RUN_ID="keepstep",
     )
     found[ENVIRONMENT] = config.to_json()
+    found |= import_path(agent.import_from)
     # As torchrun does: one thread a worker unless the user says otherwise.
     if slots > 1:
         found.setdefault("OMP_NUM_THREADS", "1")
@@ -80,6 +81,12 @@ def worker_environment(
     # gloo and c10d report every connection that a lost rank breaks; we report the rank.
     found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return found
+
+
+def import_path(folder: str) -> dict[str, str]:
+    """Return the variable with which an interpreter finds packages in ``folder`` first."""
+    others = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (folder, others)))} if folder else {}
 
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.runtime.agent import Agent, AgentConfig
+from keepstep.runtime.environment import import_path
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.metrics import MetricsServer
 from keepstep.runtime.settings import Settings
@@ -49,6 +50,8 @@ class RunRequest:
     name: str = "agent-0"
     metrics_port: int = 0  # 0: any free one
     output: tuple[int | None, int | None] = (None, None)  # for the workers; None: our own
+    python: str = sys.executable  # what needs torch runs in this interpreter
+    import_from: str = ""  # where another interpreter than ours finds this package
 
 
 @dataclass(slots=True)
@@ -99,6 +102,8 @@ class Session:
                 command=request.command,
                 vault=self.folder / "vault",
                 output=request.output,
+                python=request.python,
+                import_from=request.import_from,
                 incidents=request.incidents,
                 kept_incidents=request.kept_incidents,
             ),
@@ -157,7 +162,8 @@ class Session:
         port = request.port or free_port(request.host)
         store_port = free_port(request.host)
         self._store = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.runtime.store", request.host, str(store_port)],
+            [request.python, "-m", "keepstep.runtime.store", request.host, str(store_port)],
+            env={**os.environ, **import_path(request.import_from)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
