@@ -27,6 +27,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "explain": {},
     "check-recorder": {},
     "checkpoint": {},
+    "receipt": {},
 }
 
 # The commands of a group: `keepstep checkpoint test-load` is the function `test_load` in
@@ -47,6 +48,10 @@ _GROUPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "prune": {},
             "shim": {},
         },
+    ),
+    "receipt": (
+        "The signed records of what ran and what was seen.",
+        {"show": {}, "diff": {}, "key": {}},
     ),
 }
 

@@ -51,7 +51,7 @@ class Subject(_Exact):
 class Predicate(_Exact):
     """What is said about the subjects."""
 
-    format: Literal[1] = 1
+    format: Annotated[int, Field(ge=1, le=1)] = 1
     issued: str
     expires: str
     keepstep: str  # version

@@ -1,0 +1,81 @@
+"""Receipts as files: where they lie, and whether all are there that another one counts on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from keepstep.receipt.canonical import MOST_BYTES
+from keepstep.receipt.sealed import Receipt
+from keepstep.receipt.statement import Kind
+from keepstep.receipt.verify import Answer, Check
+
+FOLDER = "receipts"  # in the folder of a rehearsal
+SUFFIX = ".json"
+
+
+def find(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the receipts at some paths: files as they are, and all that lie in folders.
+
+    A folder that has a folder ``receipts`` in it stands for that one.
+
+    Raises:
+        FileNotFoundError: There is nothing at one of the paths.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path}: nothing is there; wanted a receipt or a folder of them"
+            )
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inner = path / FOLDER
+        folder = inner if inner.is_dir() else path
+        found += sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
+    return tuple(dict.fromkeys(found))
+
+
+def read(path: Path) -> bytes:
+    """Return the content of a file that may be a receipt.
+
+    A file that is far too large is not read to its end: what is returned is refused as well.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(2 * MOST_BYTES)
+
+
+def check_counted(receipt: Receipt, path: Path) -> Check | None:
+    """Say whether the receipts that a rehearsal counts on lie beside it, unchanged.
+
+    Returns:
+        None for a receipt of another kind: it stands alone.
+    """
+    if receipt.kind is not Kind.REHEARSAL:
+        return None
+    counted = {
+        Path(str(each["file"])).name: str(each["sha256"]) for each in receipt.records["receipts"]
+    }
+    missing = sorted(name for name in counted if not (path.parent / name).is_file())
+    changed = sorted(
+        name
+        for name in counted.keys() - set(missing)
+        if _sha256(path.parent / name) != counted[name]
+    )
+    if changed:
+        text = f"not the receipts that it was made from: {', '.join(changed)}"
+        return Check(what="files", answer=Answer.NO, text=text)
+    if missing:
+        text = f"receipts that it was made from are not here: {', '.join(missing)}"
+        return Check(what="files", answer=Answer.UNKNOWN, text=text)
+    text = f"all {len(counted)} receipts that it was made from are beside it, unchanged"
+    return Check(what="files", answer=Answer.YES, text=text)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
