@@ -94,7 +94,7 @@ def _compared(plan: Plan, each: Comparison, job: str) -> Iterator[Cell]:
     yield cell(Role.SAME, plan.reference, "same", "how much two equal runs differ")
     yield cell(Role.CANDIDATE, plan.candidate, "", each.proves)
     if job in each.controls:
-        planted = f"{plan.planted:.0%}"
+        planted = f"{100 * plan.planted:g} %"
         slower, faster = f"a slowdown of {planted} is found", f"a gain of {planted} is no loss"
         yield cell(Role.SLOWER, plan.reference, "slower", slower)
         yield cell(Role.FASTER, plan.reference, "faster", faster)
@@ -102,8 +102,8 @@ def _compared(plan: Plan, each: Comparison, job: str) -> Iterator[Cell]:
 
 def _beside(plan: Plan, more: Beside, job: str) -> Cell:
     topology = plan.topologies[more.topology]
-    against = "" if more.role is Role.REFUSAL else _reference_of(plan, more, job)
-    return _cell(plan, more, more.role, job, more.stack).model_copy(
+    against = "" if more.role == "refusal" else _reference_of(plan, more, job)
+    return _cell(plan, more, Role(more.role), job, more.stack).model_copy(
         update={
             "id": _id(job, more.stack, more.backend, topology),
             "against": against,

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from keepstep.canary.cell import Role
 from keepstep.canary.facts import Facts
 from keepstep.canary.metrics import METRICS
 from keepstep.canary.plan_text import PlanError, near, parse
@@ -59,7 +58,7 @@ class Comparison(Facts):
 class Beside(Facts):
     """Jobs that run once more with one thing changed, compared with the reference."""
 
-    role: Literal[Role.LEVER, Role.SEPARATOR, Role.REFUSAL, Role.CANDIDATE]
+    role: Literal["lever", "separator", "refusal", "candidate"]
     jobs: tuple[str, ...]
     topology: str
     stack: str
@@ -91,9 +90,9 @@ class Margins(Facts):
     cpu: dict[str, Margin] = Field(default_factory=dict)
     gpu: dict[str, Margin] = Field(default_factory=dict)
 
-    def of(self, placed: Literal["cpu", "gpu"], metric: str) -> Margin:
-        """Return the margin of a metric; a metric that the plan leaves out is informative."""
-        return (self.cpu if placed == "cpu" else self.gpu).get(metric, "informative")
+    def of(self, gpus: int, metric: str) -> Margin:
+        """Return a metric's margin where so many GPUs are used; left out, it is informative."""
+        return (self.gpu if gpus else self.cpu).get(metric, "informative")
 
     @model_validator(mode="after")
     def _metrics_are_known(self) -> Margins:
@@ -132,15 +131,15 @@ class Plan(Facts):
             for stack in (self.reference, self.candidate):
                 self._place(f"compare.{number}", each, stack, each.backend)
             _known(each.jobs, **{f"compare.{number}.controls": each.controls})
-            placed = "gpu" if self.topologies[each.topology].gpus else "cpu"
-            if each.controls and self.margins.of(placed, "step") == "informative":
+            margin = self.margins.of(self.topologies[each.topology].gpus, "step")
+            if each.controls and margin == "informative":
                 raise Unfit(
                     f"compare.{number}.controls",
                     "wanted a margin for step: a planted slowdown is found by it",
                 )
         for number, more in enumerate(self.beside):
             self._place(f"beside.{number}", more, more.stack, more.backend)
-            if more.role is not Role.REFUSAL:
+            if more.role != "refusal":
                 self._is_compared(f"beside.{number}.against", more)
         return self
 
@@ -150,7 +149,7 @@ class Plan(Facts):
             raise Unfit("parity.reason", "wanted why losses may differ, as tolerance is not 0")
         for number, more in enumerate(self.beside):
             for job in more.jobs:
-                if more.role is Role.REFUSAL and not self.jobs[job].refusal:
+                if more.role == "refusal" and not self.jobs[job].refusal:
                     raise Unfit(
                         f"jobs.{job}.refusal",
                         f"wanted the text of the refusal that beside.{number} waits for",

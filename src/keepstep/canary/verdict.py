@@ -42,6 +42,7 @@ class SoftResult(Facts):
     metric: str
     unit: str
     verdict: Verdict
+    judged: bool = True  # False: informative, it decides nothing
     reference: float | None = None  # medians
     candidate: float | None = None
     ratio: float | None = None  # geometric mean of the pairs' ratios, above 1 is worse

@@ -1,0 +1,112 @@
+"""Reads the fingerprint that a rank recorded: what is not there is empty, never an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keepstep.canary.record import RankRecord
+
+# Variables that differ between ranks, between runs, or between the places of two stacks.
+OF_A_RANK = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURMD_NODENAME",
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "NCCL_HOSTID",
+        "HOSTNAME",
+    }
+)
+OF_A_RUN = frozenset(
+    {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_STEP_ID",
+        "SLURM_JOB_ID",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "TORCH_FR_DUMP_TEMP_FILE",
+    }
+)
+OF_A_PLACE = frozenset(
+    {
+        "PATH",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "HOME",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "CUDA_HOME",
+    }
+)
+LOST = frozenset({"ignored", "renamed", "removed"})  # statuses of a variable that does nothing
+
+
+def environment(rank: RankRecord) -> dict[str, str]:
+    """Return the variables that the process had, of those that its fingerprint may hold."""
+    return {name: str(_of(facts, "value")) for name, facts in _table(rank, "environment").items()}
+
+
+def lost_variables(rank: RankRecord) -> dict[str, str]:
+    """Return the variables that have no effect in the process, and why."""
+    return {
+        name: f"{_of(facts, 'status')}: {_of(facts, 'note')}".rstrip(": ")
+        for name, facts in _table(rank, "environment").items()
+        if _of(facts, "status") in LOST
+    }
+
+
+def duplicates(rank: RankRecord) -> tuple[str, ...]:
+    """Return the libraries that were loaded more than once."""
+    found = rank.fingerprint.get("duplicates")
+    return tuple(str(each) for each in found) if isinstance(found, list | tuple) else ()
+
+
+def has(rank: RankRecord, key: str) -> bool:
+    """Tell whether the fingerprint says anything about a key."""
+    return rank.fingerprint.get(key) is not None
+
+
+def gpu_names(rank: RankRecord) -> list[str]:
+    """Return the unique names of the GPUs that the process sees, by index."""
+    found = rank.fingerprint.get("gpus")
+    gpus = found if isinstance(found, list | tuple) else ()
+    return [str(_of(gpu, "uuid") or "") for gpu in gpus]
+
+
+def of_the_job(rank: RankRecord) -> dict[str, str]:
+    """Return what must be the same in every process of a job, by name."""
+    facts = {f"variable {name}": value for name, value in environment(rank).items()}
+    facts = {name: text for name, text in facts.items() if name.split()[-1] not in OF_A_RANK}
+    for key in ("python", "nccl", "driver"):
+        if has(rank, key):
+            facts[key] = str(rank.fingerprint[key])
+    for name, value in _table(rank, "torch").items():
+        facts[f"torch {name}"] = str(value)
+    for name, value in _table(rank, "packages").items():
+        facts[f"package {name}"] = str(value)
+    libraries = rank.fingerprint.get("libraries")
+    for library in libraries if isinstance(libraries, list | tuple) else ():
+        facts[f"library {_of(library, 'name')}"] = str(_of(library, "build_id"))
+    return facts
+
+
+def _table(rank: RankRecord, key: str) -> Mapping[str, Any]:
+    found = rank.fingerprint.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _of(facts: object, key: str) -> object:
+    return (facts.get(key) or "") if isinstance(facts, Mapping) else ""
