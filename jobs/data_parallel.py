@@ -1,0 +1,119 @@
+"""A small GPT on the bytes of its own source, data parallel: DistributedDataParallel.
+
+torchrun --nproc-per-node 2 jobs/data_parallel.py --steps 20 --backend gloo
+
+With --checkpoint DIR it saves at the end, with --resume as well it loads that first. The same
+arguments give the same losses, bit for bit, and a resumed run goes on with the losses that a longer
+run would have had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS, BATCH = 256, 64, 128, 3, 4, 12  # BATCH is of each rank
+
+
+class ByteGPT(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.bytes = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(CONTEXT, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return logits (batch, CONTEXT, 256) for bytes (batch, CONTEXT)."""
+        places = torch.arange(CONTEXT, device=text.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=text.device)
+        x = self.layers(self.bytes(text) + self.places(places), mask=mask, is_causal=True)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def batch(step: int, seed: int, rank: int, device: torch.device) -> torch.Tensor:
+    """Return the bytes (BATCH, CONTEXT + 1) of one step and rank; they depend on nothing else."""
+    source = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step * 1009 + rank)
+    starts = torch.randint(len(source) - CONTEXT - 1, (BATCH,), generator=generator)
+    rows = [source[start : start + CONTEXT + 1] for start in starts.tolist()]
+    return torch.stack(rows).long().to(device)
+
+
+def pick_device(backend: str) -> torch.device:
+    """Return this rank's device: a GPU for the backends that need one."""
+    if "nccl" not in backend:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="of this run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end")
+    parser.add_argument("--resume", action="store_true", help="load from there first")
+    options = parser.parse_args()
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.use_deterministic_algorithms(True)
+    device = pick_device(options.backend)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(options.backend, device_id=device if on_gpu else None)
+    rank = dist.get_rank()
+    torch.manual_seed(options.seed)
+    model = ByteGPT().to(device)
+    network = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    begin = load(options.checkpoint, model, optimizer) if options.resume else 0
+    for step in range(begin, begin + options.steps):
+        text = batch(step, options.seed, rank, device)
+        logits = network(text[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"rank {rank} step {step} loss {loss.item():.6f}", flush=True)
+    if options.checkpoint:
+        save(options.checkpoint, model, optimizer, begin + options.steps)
+    dist.destroy_process_group()
+
+
+def save(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Save model, optimizer and the number of the next step."""
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments, "step": step}, checkpoint_id=folder)
+
+
+def load(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Load them in place; return the number of the next step."""
+    weights, moments = get_state_dict(model, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": moments, "step": 0}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return int(state["step"])
+
+
+if __name__ == "__main__":
+    main()

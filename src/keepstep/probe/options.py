@@ -1,0 +1,78 @@
+"""The command line of the probe: ``python -m keepstep.probe [options] script.py [args]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+USAGE = (
+    "usage: python -m keepstep.probe --record DIR [--no-sweep] [--slow FACTOR] [--faster FACTOR] "
+    "[--plant FAULT]... script.py [args]"
+)
+
+
+class OptionsError(ValueError):
+    """The command line is not understood."""
+
+
+@dataclass(slots=True)
+class Options:
+    """What was asked for."""
+
+    script: str
+    arguments: list[str]
+    record: Path
+    sweep: bool = True
+    slow: float = 1.0
+    faster: float = 1.0
+    plants: list[str] = field(default_factory=list)
+
+
+def parse(words: list[str]) -> Options:
+    """Return the options; everything from the script on belongs to the script.
+
+    Raises:
+        OptionsError: It names what is wrong and what is wanted.
+    """
+    values: dict[str, str] = {}
+    plants: list[str] = []
+    sweep = True
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        name, joined, value = rest.pop(0).partition("=")
+        if name == "--no-sweep":
+            sweep = False
+        elif name in ("--record", "--slow", "--faster", "--plant"):
+            if not joined:
+                if not rest:
+                    raise OptionsError(f"{name} wants a value\n{USAGE}")
+                value = rest.pop(0)
+            if name == "--plant":
+                plants.append(value)
+            else:
+                values[name] = value
+        else:
+            raise OptionsError(f"{name}: no such option\n{USAGE}")
+    if not rest:
+        raise OptionsError(f"no script was named\n{USAGE}")
+    if "--record" not in values:
+        raise OptionsError(f"--record DIR is missing: where the record is to be written\n{USAGE}")
+    return Options(
+        script=rest[0],
+        arguments=rest[1:],
+        record=Path(values["--record"]),
+        sweep=sweep,
+        slow=_factor("--slow", values.get("--slow", "1")),
+        faster=_factor("--faster", values.get("--faster", "1")),
+        plants=plants,
+    )
+
+
+def _factor(name: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor <= 100.0:
+        raise OptionsError(f"{name} {text}: wanted a factor from 1 to 100, such as 1.10")
+    return factor

@@ -1,0 +1,200 @@
+"""Optimizer steps: how long each took, its loss and gradients, and what the model was given."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from keepstep.probe import digests, memory
+from keepstep.probe.record import KEPT, SeenStep, note_failure
+
+if TYPE_CHECKING:
+    from keepstep.probe.plants import Plants
+    from keepstep.probe.record import Record
+
+
+class Steps:
+    """Follows the optimizers, the backward passes and the forward calls of the job.
+
+    A step ends when the first optimizer that ever stepped has stepped again; others count into the
+    gradient norm. The time that the probe itself takes is left out.
+    """
+
+    def __init__(self, record: Record, plants: Plants) -> None:
+        self._record, self._plants = record, plants
+        self._leading: Any = None
+        self._inside: Any = None  # the outermost module whose forward is running
+        self._in_backward = False
+        self._losses: list[Any] = []
+        self._squares = 0.0  # of the gradients since the step before
+        self._data = digests.Data()
+        self._tokens: list[int] = [0]  # of each of the first steps
+        self._began: float | None = None
+        self._hooks: list[Any] = []
+
+    def watch(self, torch: Any, _: float = 0.0) -> None:
+        """Hook into torch, which has just been imported."""
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        self._hooks = [
+            module.register_module_forward_pre_hook(self._before_forward),
+            module.register_module_forward_hook(
+                self._after_forward, with_kwargs=True, always_call=True
+            ),
+        ]
+        backward = torch.autograd.backward
+
+        @functools.wraps(backward)
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._record.step_count < KEPT and not self._in_backward:
+                self._note_loss(tensors)
+            self._in_backward = True
+            try:
+                return backward(tensors, *args, **kwargs)
+            finally:
+                self._in_backward = False
+
+        torch.autograd.backward = watched
+
+    def _note_loss(self, tensors: Any) -> None:
+        first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        if getattr(first, "numel", lambda: 0)() == 1:
+            self._losses.append(digests.local_part(first).clone())
+
+    def _before_forward(self, module: Any, _: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling() or self._inside is not None or self._in_backward:
+            return
+        self._inside = module
+        if self._began is None:
+            self._begin()
+
+    def _after_forward(self, module: Any, args: Any, kwargs: Any, _: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling() or self._inside is not module:
+            return
+        self._inside = None
+        if not torch.is_grad_enabled():
+            return  # an evaluation
+        with self._record.own_time():
+            try:
+                tensor = digests.first_tensor(args, kwargs)
+                self._tokens[-1] += 0 if tensor is None else tensor.numel()
+                if self._record.step_count < KEPT:
+                    self._data.add(args, kwargs)
+            except Exception:
+                note_failure(self._record, "data")
+
+    def _begin(self) -> None:
+        self._began, self._record.own_s = time.perf_counter(), 0.0
+
+    def _before_step(self, optimizer: Any, _: Any, __: Any) -> None:
+        with self._record.own_time():
+            if self._leading is None:
+                self._leading = optimizer
+                self._before_first_step(optimizer)
+            if optimizer is self._leading:
+                self._plants.before_step(self._record.step_count, optimizer)
+            if self._record.step_count < KEPT:
+                self._squares += _squares(optimizer)
+
+    def _before_first_step(self, optimizer: Any) -> None:
+        import torch
+
+        record = self._record
+        if self._began is None:
+            self._begin()
+        record.memory_before_first_step = memory.used()
+        record.seed = torch.initial_seed()
+        try:
+            digest, elements, read = digests.model(_parameters(optimizer))
+            record.model_sha256, record.model_parameters = digest, elements
+            record.about["model digest"] = read
+        except Exception:
+            note_failure(record, "model")
+        record.write()
+
+    def _after_step(self, optimizer: Any, _: Any, __: Any) -> None:
+        if optimizer is not self._leading or self._began is None:
+            return
+        own = self._record.own_s
+        seconds = self._plants.slowed(time.perf_counter() - self._began - own)
+        with self._record.own_time():
+            self._note_step(seconds)
+        self._begin()
+
+    def _note_step(self, seconds: float) -> None:
+        record = self._record
+        step = SeenStep(self._plants.scaled(seconds))
+        if record.step_count < KEPT:
+            if self._losses:
+                step.loss = math.fsum(each.item() for each in self._losses) / len(self._losses)
+            step.gradient_norm = _single(math.sqrt(self._squares))
+            if not all(map(math.isfinite, (step.loss or 0.0, step.gradient_norm))):
+                record.about.setdefault("not finite in steps", []).append(record.step_count)
+            record.data_sha256 = self._data.hexdigest()
+            record.memory_peak = memory.peak(record.memory_peak)
+        self._losses, self._squares = [], 0.0
+        record.add_step(step)
+        self._count_tokens()
+        record.write_soon()
+
+    def _count_tokens(self) -> None:
+        """Count the inputs; stop looking at forward calls once ten steps had equally many."""
+        record = self._record
+        if self._hooks:
+            record.tokens = sum(self._tokens) or None
+            if record.step_count == KEPT and len(set(self._tokens)) == 1:
+                for hook in self._hooks:
+                    hook.remove()
+                self._hooks = []
+                record.about["tokens"] = "ten steps counted, equal; the others taken as equal"
+            else:
+                self._tokens.append(0)
+        elif record.tokens is not None:
+            record.tokens += self._tokens[-1]
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _squares(optimizer: Any) -> float:
+    """Return the sum of the squares of this rank's gradients.
+
+    In double precision, so that it depends on the gradients and not on the order in which a
+    version of torch adds.
+    """
+    import torch
+
+    by_device: dict[Any, list[Any]] = {}
+    with torch.no_grad():
+        for parameter in _parameters(optimizer):
+            if parameter.grad is not None:
+                local = digests.local_part(parameter.grad)
+                local = local.coalesce().values() if local.is_sparse else local
+                norm = torch.linalg.vector_norm(local, dtype=_double(local.dtype))
+                by_device.setdefault(norm.device, []).append(norm)
+        return sum(float(torch.stack(each).square().sum()) for each in by_device.values())
+
+
+def _double(dtype: Any) -> Any:
+    import torch
+
+    return torch.complex128 if dtype.is_complex else torch.float64
+
+
+def _single(value: float) -> float:
+    """Round to single precision: the last bits of a double are noise of the summation."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.inf
