@@ -28,7 +28,7 @@ STEPS = 7
 WRONG = 5  # the step in which it happens
 ELEMENTS = 1024
 SLEEP_S = 600.0  # a stalled rank sleeps until it is ended from outside
-ASK_AFTER_S = 4.0  # from the wrong step on: everybody who can wait does
+ASK_AFTER_S = 3.0  # from the wrong step on: everybody who can wait does
 RECORDERS = ("nccl2", "nccl-lazy", "gloo")  # those of torch that take part by name
 CASES = (
     *("stall", "size", "skip", "skip-world", "extra", "extra-equal"),
@@ -109,6 +109,8 @@ def average_gradients(job: Job, number: int) -> None:
         stall(job)
     if job.wrong("skip-world", number) or (job.ranks == 2 and job.wrong("skip", number)):
         return
+    if job.wrong("extra-equal", number):
+        dist.all_reduce(job.ones(ELEMENTS))
     dist.all_reduce(job.ones(1 << 20 if job.wrong("size", number) else ELEMENTS))
 
 
@@ -116,7 +118,7 @@ def share_loss(job: Job, number: int) -> None:
     """A small all-reduce of all ranks; one rank alone makes another one to log something."""
     size = ELEMENTS if job.case == "extra-equal" else 1
     dist.all_reduce(job.ones(size))
-    if job.wrong("extra", number) or job.wrong("extra-equal", number):
+    if job.wrong("extra", number):
         dist.all_reduce(job.ones(size))
 
 
@@ -151,8 +153,8 @@ class Witness:
                         folder = self.job.out / form / recorder
                         folder.mkdir(parents=True, exist_ok=True)
                         (folder / f"comm_lib_trace_rank_{self.job.rank}").write_bytes(dump)
-            took = round(time.time() - began, 3)
-            self.job.tell(asked_at=began, asking_took_s=took, recorder_bytes=held)
+                took = round(time.time() - began, 3)
+                self.job.tell(asked_at=began, asking_took_s=took, recorder_bytes=held)
 
     def _dump(self, recorder: str, stacks: bool) -> bytes | str:
         try:

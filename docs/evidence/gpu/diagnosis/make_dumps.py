@@ -49,7 +49,7 @@ WHAT = {
     "extra": ("extra_collective", "all-reduces one element more at the end of the step, alone"),
     "extra-equal": (
         "extra_collective",
-        "the same, where all calls of the group have one size, so that the job goes on",
+        "all-reduces once more before the gradients, alone; all these calls have one size",
     ),
     "pipeline": ("mismatch", "does not send to the next stage and goes on"),
     "pipeline-stall": ("stalled", "sleeps before it sends to the next stage"),
