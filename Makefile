@@ -10,6 +10,8 @@ IN_ENVIRONMENT = environment="$$($(PYTHON) tools/environment.py)" && PATH="$$env
 LOCK = pip compile --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --quiet
 # Wheels for one platform, laid beside each other without what they require (benchmarks/diagnosis).
 LOCK_PEERS = $(LOCK) --no-deps --python-version 3.12 --python-platform x86_64-manylinux_2_39
+# Locks that the package needs: of uv, and of the stacks that it creates.
+SHIPPED_LOCKS = $(addprefix ../src/keepstep/stack/locks/,uv torch-2.14.1 torch-2.15.0)
 CHECKED_BY_MYPY = $(wildcard src tools tests jobs benchmarks)
 
 .DEFAULT_GOAL := help
@@ -36,9 +38,9 @@ where: ## print the environment's directory; bin/keepstep in it is the command
 
 lock: ## lock the requirements again (newer versions: make lock UPGRADE=--upgrade)
 	@uv="$$($(PYTHON) tools/environment.py uv)" && cd requirements && \
-	for name in uv runtime dev stack-2.14 bench; do \
+	for name in runtime dev bench $(SHIPPED_LOCKS); do \
 		"$$uv" $(LOCK) --universal --python-version 3.11 $(UPGRADE) \
-			$$name.in --output-file $$name.txt >/dev/null || exit; \
+			$$(basename $$name).in --output-file $$name.txt >/dev/null || exit; \
 	done && "$$uv" $(LOCK_PEERS) $(UPGRADE) \
 		bench-diagnosis.in --output-file bench-diagnosis.txt >/dev/null
 

@@ -103,9 +103,20 @@ def test_a_mirror_given_to_pip_holds_for_uv_unless_uv_has_its_own() -> None:
 # Lock files: exact, checked by hash, and free of any address.
 
 
-@pytest.fixture(params=["dev", "runtime", "stack-2.14", "uv"])
+SHIPPED = "src/keepstep/stack/locks"
+
+
+@pytest.fixture(
+    params=[
+        "requirements/dev",
+        "requirements/runtime",
+        f"{SHIPPED}/torch-2.14.1",
+        f"{SHIPPED}/torch-2.15.0",
+        f"{SHIPPED}/uv",
+    ]
+)
 def lock(request: pytest.FixtureRequest, checkout: Path) -> str:
-    return (checkout / "requirements" / f"{request.param}.txt").read_text()
+    return (checkout / f"{request.param}.txt").read_text()
 
 
 def test_a_lock_names_no_index(lock: str) -> None:

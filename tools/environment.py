@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "dev.txt"
-UV_LOCK = ROOT / "requirements" / "uv.txt"
+UV_LOCK = ROOT / "src" / "keepstep" / "stack" / "locks" / "uv.txt"
 
 OLDEST_PYTHON = (3, 11)
 STAMP = "keepstep-stamp"  # written into an environment when it is complete
@@ -161,7 +161,7 @@ def installer_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def uv_version(lock: str) -> str:
     """Return the version of uv that its lock file pins."""
     pinned = re.search(r"^uv==(\S+)", lock, re.MULTILINE)
-    assert pinned, "requirements/uv.txt pins uv"
+    assert pinned, "the lock pins uv"
     return pinned.group(1)
 
 
