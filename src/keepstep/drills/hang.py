@@ -1,0 +1,420 @@
+"""The hang drill: a rank is held before a collective. Who leaves what, and is the rank named?"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepstep.diagnosis.diagnose import diagnose
+from keepstep.diagnosis.verdict import Outcome
+from keepstep.drills.artifacts import Artifact, look_at, place_of_jobs
+from keepstep.drills.expected import Dump, Expectation, expected, implementation
+from keepstep.drills.held_ranks import ASKED, OWN, Observed, run_held
+from keepstep.drills.limits import Limits
+from keepstep.drills.notebook import Notebook, Say, quiet
+from keepstep.drills.record import DrillRecord
+from keepstep.drills.supervised import STEPPING, run_supervised, why_not
+from keepstep.drills.surroundings import base_variables, gpus, minor_of, needs_gpu
+from keepstep.incident.gather import gather
+from keepstep.stack.named import Stack
+
+WARM_UP = 3  # collectives before the one that hangs; as in inside/held.py
+WORLD_SIZE, HELD = 3, 1
+
+_NAMED = "the diagnosis names the held rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What one drill is about."""
+
+    stack: Stack
+    backend: str
+    folder: Path
+    limits: Limits
+    variables: Mapping[str, str]  # of every rank, besides the stack's
+    expectation: Expectation
+
+
+def hang(
+    stack: Stack,
+    backend: str,
+    *,
+    folder: Path,
+    limits: Limits | None = None,
+    say: Say = quiet,
+    variables: Mapping[str, str] | None = None,
+    name: str = "",
+    supervise: bool = True,
+) -> DrillRecord:
+    """Hold a rank before a collective, let the timeout fire, and check what every rank left.
+
+    Proven is, in this order: that the rank was held and the others waited, that it was still held
+    when the timeout had fired, what each rank wrote by itself and when asked, that the diagnosis
+    names the rank, and that nothing is left running.
+
+    Args:
+        stack: Where to run.
+        backend: The spelling that the job passes on, such as gloo or nccl.
+        folder: For the evidence; made when missing.
+        limits: See there.
+        say: Told of each proof.
+        variables: More variables of every rank, such as ``{"TORCH_DIST_USE_NCCL2": "0"}``.
+        name: Of the record; default ``hang/STACK/BACKEND``.
+        supervise: Where ``keepstep run`` can run the stack, show that its incident names the rank.
+    """
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    more = dict(variables or {})
+    ranks_variables = {**base_variables(stack), **more}
+    setting = _Setting(
+        stack=stack,
+        backend=backend,
+        folder=folder,
+        limits=limits or Limits(),
+        variables=more,
+        expectation=expected(backend, minor_of(stack), ranks_variables),
+    )
+    notebook = Notebook(
+        drill="hang",
+        name=name or f"hang/{stack.name}/{backend}",
+        stack=stack.name,
+        backend=backend,
+        say=say,
+    )
+    built = implementation(backend, minor_of(stack), ranks_variables)
+    notebook.facts["implementation"] = built
+    notebook.facts["expected"] = {
+        "waiting": setting.expectation.waiting,
+        "held": setting.expectation.held,
+        "end": setting.expectation.end,
+        "source": setting.expectation.source,
+        "way": setting.expectation.way,
+    }
+    if needs_gpu(backend) and not gpus():
+        why = f"{backend} needs an NVIDIA GPU, this machine has none"
+        notebook.not_run(_held_name(), why, "a rank that stays before the collective")
+        notebook.not_run("each rank's recorder dump is as known", why, setting.expectation.source)
+        notebook.not_run(_NAMED, why, f"rank {HELD}")
+        notebook.next.append(f"run the drill on a machine with a GPU: backend {backend}")
+        return notebook.record()
+    _drill(notebook, setting)
+    _place(notebook, setting, built, ranks_variables)
+    if supervise and backend == "gloo":
+        _under_run(notebook, setting)
+    return notebook.record()
+
+
+def _drill(notebook: Notebook, setting: _Setting) -> None:
+    notebook.say(f"{notebook.name}: {WORLD_SIZE} ranks start, rank {HELD} will be held")
+    observed = run_held(
+        setting.stack,
+        setting.backend,
+        folder=setting.folder,
+        limits=setting.limits,
+        held=HELD,
+        world_size=WORLD_SIZE,
+        variables=lambda _: setting.variables,
+    )
+    notebook.fingerprints[setting.stack.name] = _fingerprint(observed)
+    prove_injection(notebook, observed, setting.limits, setting.expectation)
+    artifacts = _artifacts(setting, observed)
+    notebook.facts["artifacts"] = [each.model_dump() for each in artifacts]
+    prove_artifacts(notebook, artifacts, setting.expectation, observed.held)
+    _diagnose(notebook, setting, artifacts)
+    notebook.prove(
+        "nothing is left running",
+        not observed.left_over,
+        seen=", ".join(observed.left_over) or "no process of the drill",
+        wanted="no process of the drill",
+    )
+
+
+def _fingerprint(observed: Observed) -> dict[str, object]:
+    """Return what the ranks said of themselves, the values that differ by rank among it."""
+    found: dict[str, object] = {}
+    for key, fact in (("torch", "imported"), ("git", "imported"), ("built", "grouped")):
+        lines = [observed.first(rank, fact) for rank in range(observed.world_size)]
+        values = [None if line is None else line[key] for line in lines]
+        found[key] = values[0] if len(set(values)) == 1 else values
+    return found
+
+
+# --- did it happen? -----------------------------------------------------------------------------
+
+
+def _held_name() -> str:
+    return f"rank {HELD} was held before the collective"
+
+
+def prove_injection(
+    notebook: Notebook, observed: Observed, limits: Limits, expectation: Expectation
+) -> None:
+    """Write down whether the fault happened: without each of these nothing else counts."""
+    held = observed.held
+    line = observed.first(held, "held")
+    pid = observed.pids[held] if observed.pids else 0
+    entered = [rank for rank in observed.waiting if observed.first(rank, "entered")]
+    notebook.prove(
+        _held_name(),
+        line is not None and observed.first(held, "entered") is None,
+        seen=_held_text(line, pid) if line else _why_not_held(observed),
+        wanted="it says that it is held, and never that it has entered",
+        evidence=f"stack-{held}.txt",
+        fault=True,
+    )
+    notebook.prove(
+        "the other ranks had entered it",
+        entered == list(observed.waiting),
+        seen=f"{_ranks(entered)} entered all_reduce {WARM_UP + 1}",
+        wanted=f"{_ranks(observed.waiting)}",
+        evidence=f"progress-{observed.waiting[0]}.jsonl",
+        fault=True,
+    )
+    ends = {rank: _wait_of(observed, rank) for rank in observed.waiting}
+    fired = all(_fired(observed, rank, limits, expectation) for rank in observed.waiting)
+    notebook.prove(
+        "the timeout fired on every rank that waits",
+        fired,
+        seen="; ".join(f"rank {rank}: {text}" for rank, text in ends.items()),
+        wanted=f"{expectation.end}, {limits.operation_s:g} s after it entered or later",
+        fault=True,
+    )
+    still = observed.last(held, "still held")
+    kept = still is not None and still["at"] > observed.looked > 0 and observed.state in "RSD"
+    notebook.prove(
+        f"rank {held} was still held when the timeout had fired",
+        kept and held not in observed.ends,
+        seen=_still_text(observed, still),
+        wanted="its process alive, and a line of its own after the last wait had ended",
+        evidence=f"progress-{held}.jsonl",
+        fault=True,
+    )
+
+
+def _held_text(line: Mapping[str, object], pid: int) -> str:
+    same = "" if line["pid"] == pid else f" (started as {pid})"
+    return f"process {line['pid']}{same} sleeps in held.py, line {line['line']}"
+
+
+def _why_not_held(observed: Observed) -> str:
+    early = {rank: code for rank, code in observed.ends.items() if code}
+    if early:
+        return "; ".join(f"rank {rank} ended with {code}" for rank, code in early.items())
+    return "it never said so"
+
+
+def _wait_of(observed: Observed, rank: int) -> str:
+    line = observed.first(rank, "failed", "completed")
+    if line is not None:
+        error = str(line.get("error", "")).rpartition("] ")[2]
+        return f"{line['fact']} after {line['seconds']:.1f} s {error}".strip()
+    if rank in observed.ends:
+        return f"ended with {observed.ends[rank]}"
+    return "still waits"
+
+
+def _fired(observed: Observed, rank: int, limits: Limits, expectation: Expectation) -> bool:
+    entered, failed = observed.first(rank, "entered"), observed.first(rank, "failed")
+    if entered is None:
+        return False
+    if failed is not None:
+        waited = float(failed["seconds"])
+    elif expectation.aborts and observed.ends.get(rank, 0) < 0:
+        waited = observed.end_s[rank] - float(entered["at"])
+    else:
+        return False
+    # A tenth early: the clock of the operation starts when it is queued, ours a little later.
+    return waited >= 0.9 * limits.operation_s
+
+
+def _still_text(observed: Observed, still: Mapping[str, object] | None) -> str:
+    if still is None:
+        return "it never said so"
+    behind = float(str(still["at"])) - observed.looked
+    return (
+        f"state {observed.state or '?'}; its last line is {behind:+.2f} s from the last wait's end"
+    )
+
+
+def _ranks(ranks: tuple[int, ...] | list[int]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+# --- what is left? ------------------------------------------------------------------------------
+
+
+def _artifacts(setting: _Setting, observed: Observed) -> list[Artifact]:
+    found = []
+    for rank in range(observed.world_size):
+        called = WARM_UP + (rank != observed.held)
+        for how, folder in (("by itself", OWN), ("asked", ASKED)):
+            artifact = look_at(
+                setting.folder / folder / f"trace_rank_{rank}",
+                setting.folder,
+                rank=rank,
+                how="asked" if how == "asked" else "by itself",
+                operations=called,
+                started=observed.started,
+            )
+            said = observed.first(rank, "dumped", "not dumped")
+            if how == "asked" and said is not None and artifact.usable:
+                artifact = _compared(artifact, str(said.get("sha256", "")))
+            elif how == "asked" and said is not None and not artifact.arrived:
+                artifact = artifact.model_copy(update={"reason": str(said.get("error", "lost"))})
+            found.append(artifact)
+    return found
+
+
+def _compared(artifact: Artifact, digest: str) -> Artifact:
+    if artifact.sha256 == digest:
+        return artifact
+    return artifact.model_copy(update={"reason": "its rank wrote other bytes than these"})
+
+
+def prove_artifacts(
+    notebook: Notebook, artifacts: list[Artifact], expectation: Expectation, held: int
+) -> None:
+    """Compare what each rank left by itself with what is known, and what it left when asked."""
+    for artifact in artifacts:
+        if artifact.how == "asked":
+            continue
+        due = expectation.held if artifact.rank == held else expectation.waiting
+        notebook.prove(
+            f"rank {artifact.rank}'s dump, by itself",
+            as_known(artifact, due),
+            seen=_artifact_text(artifact, due),
+            wanted=f"{due} ({expectation.source})",
+            evidence=artifact.path if artifact.arrived else "",
+        )
+    by_itself = {each.rank: each for each in artifacts if each.how == "by itself"}
+    for artifact in artifacts:
+        if artifact.how == "by itself" or by_itself[artifact.rank].usable:
+            continue
+        notebook.prove(
+            f"rank {artifact.rank}'s dump, when asked",
+            artifact.usable,
+            seen=_artifact_text(artifact, Dump.WRITTEN),
+            wanted="a dump of this rank and this run, that can be read",
+            evidence=artifact.path if artifact.arrived else "",
+            mend=expectation.way,
+        )
+
+
+def as_known(artifact: Artifact, due: Dump) -> bool | None:
+    """Return whether what a rank left by itself is what is known; None where nothing is known.
+
+    A dump that arrives although none was expected is as good as any; one that is there and cannot
+    be used never is.
+    """
+    if artifact.arrived:
+        return artifact.usable
+    if due is Dump.UNKNOWN:
+        return None
+    return due is Dump.ABSENT
+
+
+def _artifact_text(artifact: Artifact, due: Dump) -> str:
+    if not artifact.arrived:
+        known = " (expected absent)" if due is Dump.ABSENT else f": {artifact.reason}"
+        return f"absent{known}"
+    if artifact.reason:
+        return f"there, and of no use: {artifact.reason}"
+    news = ", though it was expected absent" if due is Dump.ABSENT else ""
+    return (
+        f"{artifact.size} bytes, {artifact.age_s:.1f} s old, of {artifact.owner}, "
+        f"{artifact.operations} operations, the last {artifact.last}{news}"
+    )
+
+
+def _diagnose(notebook: Notebook, setting: _Setting, artifacts: list[Artifact]) -> None:
+    usable = [each for each in artifacts if each.usable]
+    own = [each for each in usable if each.how == "by itself"]
+    if own:
+        said, named = diagnosis_of(setting.folder, own, "diagnosed-own")
+        notebook.prove(
+            f"{_NAMED}, from what arrived by itself", named, seen=said, wanted=f"rank {HELD}"
+        )
+    best = {each.rank: each for each in sorted(usable, key=lambda each: each.how == "by itself")}
+    said, named = diagnosis_of(setting.folder, list(best.values()), "diagnosed")
+    notebook.prove(
+        _NAMED,
+        named,
+        seen=said,
+        wanted=f"rank {HELD}",
+        evidence="diagnosed",
+        mend=f"keepstep explain {setting.folder / 'diagnosed'}",
+    )
+
+
+def diagnosis_of(folder: Path, artifacts: list[Artifact], name: str) -> tuple[str, bool]:
+    """Return what ``keepstep explain`` says of these dumps, and whether it names the held rank."""
+    place = folder / name
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    for artifact in artifacts:
+        shutil.copy2(folder / artifact.path, place / f"trace_rank_{artifact.rank}")
+    if not artifacts:
+        return "no dump to diagnose", False
+    verdict = diagnose(gather(place)[0].evidence)
+    named = verdict.outcome is Outcome.CULPRIT and verdict.ranks == (HELD,)
+    return f"{verdict.headline or verdict.outcome} ({verdict.confidence} confidence)", named
+
+
+# --- would it be there next week? ---------------------------------------------------------------
+
+
+def _place(notebook: Notebook, setting: _Setting, built: str, variables: Mapping[str, str]) -> None:
+    """Say where a job's dumps would go. A backend that writes none has nothing to lose there."""
+    place = place_of_jobs(variables, setting.backend, built)
+    notebook.facts["jobs_write_to"] = place.model_dump()
+    if setting.expectation.waiting is Dump.ABSENT and setting.expectation.held is Dump.ABSENT:
+        return
+    notebook.prove(
+        "a job's dump would survive it",
+        place.survives,
+        seen=f"{place.path} on {place.file_system or 'an unknown file system'}"
+        + "".join(f"; {each}" for each in place.problems),
+        wanted="a directory that can be written and outlives the container",
+        mend="; ".join(place.mend),
+    )
+
+
+# --- how it is got without asking by hand -------------------------------------------------------
+
+
+def _under_run(notebook: Notebook, setting: _Setting) -> None:
+    """Show that the incident of ``keepstep run`` names a rank that hangs, where it can run."""
+    if why := why_not(setting.stack):
+        notebook.facts["keepstep_run"] = why
+        return
+    what = "keepstep run: its incident names the rank that hangs"
+    notebook.say(f"{notebook.name}: the same hang under keepstep run")
+    run = run_supervised(
+        setting.stack,
+        [str(STEPPING), "--steps", "12"],
+        folder=setting.folder / "supervised",
+        faults=[f"hang@6:{HELD}"],
+        limit_s=setting.limits.job_s,
+    )
+    verdicts = run.of_kind("verdict")
+    named = any(each.get("ranks") == [HELD] for each in verdicts)
+    happened = bool(run.summary.get("injections_fired"))
+    text = "; ".join(str(each.get("headline")) for each in verdicts) or "no verdict"
+    notebook.prove(
+        what,
+        named and not run.problem and not run.left_over if happened else None,
+        seen=run.problem
+        or "; ".join(run.left_over)
+        or (text if happened else "the hang was never injected"),
+        wanted=f"rank {HELD}",
+        evidence="supervised/events.jsonl",
+    )
+    notebook.facts["keepstep_run"] = {
+        "verdicts": [str(each.get("headline")) for each in verdicts],
+        "recoveries": run.summary.get("recoveries", []),
+    }
