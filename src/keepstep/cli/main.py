@@ -25,6 +25,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     # What follows the script belongs to the script, also when it looks like an option.
     "run": {"allow_interspersed_args": False},
     "explain": {},
+    "check": {},
     "check-recorder": {},
     "checkpoint": {},
     "receipt": {},
