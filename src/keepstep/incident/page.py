@@ -7,8 +7,6 @@ sets text only. The policy in the head admits no script and no style but the pag
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections import defaultdict
@@ -30,6 +28,7 @@ from keepstep.diagnosis.verdict import Outcome, Verdict, Victim
 from keepstep.diagnosis.waits import find_waits
 from keepstep.incident.answer import ranks_text
 from keepstep.incident.gather import Gathered
+from keepstep.incident.look import look, policy_hash
 from keepstep.incident.page_lanes import Call, Lane, Picture, Row, draw
 from keepstep.incident.ranks import last_events, missing_reasons
 from keepstep.recorder.model import Frame
@@ -49,7 +48,8 @@ _OTHERS = re.compile(r"ranks? [\d, toand]+ waits? for (?:it|them)\b")  # a claus
 def to_page(gathered: Gathered, verdict: Verdict, source: str) -> str:
     """Return the page of one attempt. ``source`` is the path that was explained."""
     here = Path(__file__)
-    style, script = (here.with_name(name).read_text() for name in ("page.css", "page.js"))
+    own, script = (here.with_name(name).read_text() for name in ("page.css", "page.js"))
+    style = look() + own
     name = f"{source}, attempt {gathered.attempt}" if gathered.attempt else source
     return Template(here.with_name("page.html").read_text()).substitute(
         title=escape(f"{TITLES[verdict.outcome]}: {name}"),
@@ -67,8 +67,8 @@ def to_page(gathered: Gathered, verdict: Verdict, source: str) -> str:
             ]
         ),
         version=escape(__version__),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=policy_hash(style),
+        script_hash=policy_hash(script),
         style=style,
         script=script,
         data=_json(to_data(gathered, verdict)),
@@ -173,10 +173,6 @@ def _list(title: str, sentences: Iterable[str]) -> str:
     kind = title.lower().replace(" ", "-")
     heading = f'<section class="{kind}"><h2>{escape(title)}</h2>'
     return f"{heading}<ul>{items}</ul></section>" if items else ""
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _json(data: dict[str, Any]) -> str:

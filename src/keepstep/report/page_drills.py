@@ -1,0 +1,93 @@
+"""The drills on the page: each with what it had to show and what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keepstep.drills.record import DrillRecord
+from keepstep.report.figures import seconds_text
+from keepstep.report.markup import Child, Markup, joined, tag
+from keepstep.report.model import Rehearsal
+from keepstep.report.page_table import section, soft_text, table, verdict_mark
+
+_MOST_ROWS = 16  # of a table of facts; the receipt has all
+
+
+def drills(rehearsal: Rehearsal) -> Markup:
+    """Return every drill, or that there was none."""
+    if not rehearsal.drills:
+        empty = soft_text("No drill was run: whether the way back works is not known.")
+        return section("drills", "The drills", empty)
+    receipts = {each.about: each.file for each in rehearsal.receipts}
+    return section(
+        "drills",
+        "The drills",
+        [_drill(each, receipts.get(each.name, "")) for each in rehearsal.drills],
+    )
+
+
+def _drill(record: DrillRecord, receipt: str) -> Markup:
+    head = tag("h3", verdict_mark(record.verdict), " ", tag("span", record.name, class_="path"))
+    heads = ["What had to be shown", "Verdict", "Seen", "Wanted", "Evidence"]
+    rows = [
+        (proof.what, verdict_mark(proof.verdict), proof.seen, proof.wanted, proof.evidence)
+        for proof in record.proofs
+    ]
+    about = (f"stack {record.stack}", record.backend, seconds_text(record.seconds), receipt)
+    return tag(
+        "article",
+        head,
+        tag("p", record.reason),
+        tag("p", tag("b", "Next: "), record.next) if record.next else None,
+        table(f"Proofs of {record.name}", heads, rows, kind="proofs")
+        if rows
+        else soft_text("It left no proof."),
+        _facts(record.facts),
+        tag("p", " · ".join(filter(None, about)), class_="soft"),
+        class_="card drill",
+    )
+
+
+def _facts(facts: Mapping[str, Any]) -> Child:
+    """Return what a drill noted beside its proofs: single values as a list, rows as tables."""
+    single = {name: value for name, value in facts.items() if not _is_rows(value)}
+    pairs = [(tag("dt", _words(name)), tag("dd", plain(value))) for name, value in single.items()]
+    tables = [_rows(_words(name), value) for name, value in facts.items() if _is_rows(value)]
+    return joined(tag("dl", pairs) if pairs else None, tables)
+
+
+def _is_rows(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(item, Mapping) and item for item in value)
+    )
+
+
+def _rows(caption: str, rows: Any) -> Markup:
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    body = [[plain(row.get(head)) for head in heads] for row in rows[:_MOST_ROWS]]
+    found = table(caption, [_words(head) for head in heads], body, kind="facts")
+    if len(rows) > _MOST_ROWS:
+        return joined(found, soft_text(f"and {len(rows) - _MOST_ROWS} more: see the receipt"))
+    return found
+
+
+def _words(name: Any) -> str:
+    return str(name).replace("_", " ")
+
+
+def plain(value: Any) -> str:
+    """Return a value of JSON as text."""
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_words(name)}: {plain(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value)
+    return str(value)

@@ -1,0 +1,129 @@
+"""The matrix on the page: the grid, whether the judge can be believed, and what needs reading."""
+
+from __future__ import annotations
+
+from keepstep.canary.verdict import CellVerdict, Verdict
+from keepstep.report.grid import Block, Grid, grids, role_text
+from keepstep.report.markup import Child, Markup, joined, tag
+from keepstep.report.model import CellResult, Rehearsal
+from keepstep.report.page_measured import anchor, soft_table
+from keepstep.report.page_table import section, soft_text, table, verdict_mark
+from keepstep.report.signs import MEANING
+from keepstep.report.summary import verdict_of_cell
+
+
+def matrix(rehearsal: Rehearsal) -> Markup:
+    """Return all cells at a glance, and those that did not pass in full."""
+    return section(
+        "matrix",
+        "The matrix",
+        soft_text(_sentence(rehearsal.judgement.sentence)),
+        [_grid(grid) for grid in grids(rehearsal)],
+        _legend(),
+        _controls(rehearsal),
+        [_trouble(cell) for cell in rehearsal.cells if _needs_reading(cell)],
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
+
+
+def _grid(grid: Grid) -> Markup:
+    corner = tag("th", "Variant", scope="col", class_="corner")
+    head = tag("tr", corner, [tag("th", job, scope="col") for job in grid.jobs])
+    whole = tag(
+        "table",
+        tag("caption", "Cells: one job on one stack, one backend and one topology"),
+        tag("thead", head),
+        [_block(grid, block) for block in grid.blocks],
+        class_="grid",
+    )
+    return tag("div", whole, class_="scroll", role="region", aria_label="Matrix", tabindex=0)
+
+
+def _block(grid: Grid, block: Block) -> Markup:
+    title = tag("th", block.topology, scope="rowgroup", colspan=len(grid.jobs) + 1)
+    rows = [
+        tag(
+            "tr",
+            tag("th", tag("b", row.label), " ", tag("span", row.role, class_="role"), scope="row"),
+            [tag("td", _chip(cell)) for cell in row.cells],
+        )
+        for row in block.rows
+    ]
+    return tag("tbody", tag("tr", title, class_="topology"), rows)
+
+
+def _chip(cell: CellResult | None) -> Markup:
+    if cell is None:
+        return tag("span", "not in the plan", class_="unseen")
+    verdict = verdict_of_cell(cell)
+    mark = verdict_mark(verdict, "interrupted" if cell.state == "interrupted" else None)
+    return tag("a", mark, href=f"#{anchor(cell)}") if cell.verdict else mark
+
+
+def _legend() -> Markup:
+    entries = [
+        tag("span", verdict_mark(verdict), f" {MEANING[verdict]}", class_="entry")
+        for verdict in Verdict
+    ]
+    return tag("p", entries, class_="legend")
+
+
+def _controls(rehearsal: Rehearsal) -> Markup | None:
+    controls = rehearsal.judgement.controls
+    if not controls:
+        return soft_text("No control was judged: whether the judge can be believed is not known.")
+    rows = [(control.name, verdict_mark(control.verdict), control.reason) for control in controls]
+    caption = "Controls: can the judge be believed on this machine, today?"
+    return table(caption, ["Control", "Verdict", "Why"], rows, kind="controls")
+
+
+def _needs_reading(cell: CellResult) -> bool:
+    return cell.verdict is not None and verdict_of_cell(cell) is not Verdict.PASS
+
+
+def _trouble(cell: CellResult) -> Markup:
+    """Return a cell that did not pass, with the evidence."""
+    found = cell.verdict
+    assert found is not None, "only cells that were judged need reading"
+    head = tag("h3", verdict_mark(found.verdict), " ", tag("span", cell.cell.id, class_="path"))
+    return tag(
+        "article",
+        head,
+        tag("p", _sentence(found.reason)),
+        tag("p", _to_prove(cell), class_="soft"),
+        _gates(found),
+        soft_table(found),
+        tag("p", _sentence(found.hang_bound), class_="soft") if found.hang_bound else None,
+        _receipt(cell),
+        class_="card trouble",
+        id=anchor(cell),
+    )
+
+
+def _to_prove(cell: CellResult) -> str:
+    against = f"; compared with {cell.cell.against}" if cell.cell.against else ""
+    return f"{_sentence(role_text(cell.cell.role))[:-1]}, to prove: {cell.cell.proves}{against}."
+
+
+def _gates(found: CellVerdict) -> Child:
+    """Return the gates that did not pass, then the names of those that did."""
+    wrong = [gate for gate in found.gates if gate.verdict is not Verdict.PASS]
+    good = [gate.gate for gate in found.gates if gate.verdict is Verdict.PASS]
+    heads = ["Gate", "Verdict", "Seen", "Wanted", "Next"]
+    rows = [
+        (gate.gate, verdict_mark(gate.verdict), gate.seen, gate.wanted, gate.next) for gate in wrong
+    ]
+    passed = f"Gates passed: {', '.join(good)}." if good else "No gate passed."
+    return joined(
+        table("Gates that did not pass", heads, rows) if rows else None,
+        soft_text(passed),
+    )
+
+
+def _receipt(cell: CellResult) -> Markup | None:
+    if not cell.receipt:
+        return None
+    return tag("p", "Receipt: ", tag("span", cell.receipt, class_="path"), class_="soft")

@@ -1,0 +1,96 @@
+"""What was measured: every cell with every metric, for those who want to see it."""
+
+from __future__ import annotations
+
+from keepstep.canary.verdict import CellVerdict, SoftResult, Verdict
+from keepstep.report.figures import count_text, ratio_text, seconds_text, value_text
+from keepstep.report.markup import Child, Markup, joined, tag
+from keepstep.report.model import CellResult, Rehearsal
+from keepstep.report.page_table import section, soft_text, table, verdict_mark
+from keepstep.report.strip import strip
+from keepstep.report.summary import verdict_of_cell
+
+
+def anchor(cell: CellResult) -> str:
+    """Return the name by which the page links to a cell."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in cell.cell.id)
+    return f"cell-{safe}"
+
+
+def measured(rehearsal: Rehearsal) -> Markup | None:
+    """Return the measurements of the cells that passed; the others have theirs further up."""
+    cells = [cell for cell in rehearsal.cells if verdict_of_cell(cell) is Verdict.PASS]
+    if not cells:
+        return None
+    return section(
+        "measured",
+        "Measurements of the cells that passed",
+        soft_text(
+            "Ratios are of neighbouring runs, this cell over its reference: above zero is worse. "
+            "The bar is the interval; right of the dashed line is worse than the margin allows."
+        ),
+        [_cell(cell) for cell in cells],
+    )
+
+
+def soft_table(found: CellVerdict) -> Markup | None:
+    """Return the metrics of a cell that were compared; None without any."""
+    if not found.soft:
+        return None
+    heads = [
+        "Metric",
+        "Reference",
+        "This cell",
+        "Change",
+        "Interval and margin",
+        "Pairs",
+        "Verdict",
+    ]
+    return table(f"Metrics of {found.cell}", heads, map(_row, found.soft), kind="metrics")
+
+
+def _cell(cell: CellResult) -> Markup:
+    found = cell.verdict
+    assert found is not None, "a cell that passed was judged"
+    head = tag("h3", verdict_mark(found.verdict), " ", tag("span", cell.cell.id, class_="path"))
+    facts = [
+        count_text(found.runs, "run"),
+        seconds_text(cell.seconds),
+        f"gates passed: {', '.join(gate.gate for gate in found.gates)}" if found.gates else "",
+        found.hang_bound,
+        cell.receipt,
+    ]
+    return tag(
+        "article",
+        head,
+        tag("p", found.reason),
+        soft_table(found),
+        tag("p", " · ".join(filter(None, facts)), class_="soft"),
+        class_="cell",
+        id=anchor(cell),
+    )
+
+
+def _row(soft: SoftResult) -> tuple[Child, ...]:
+    note = soft.reason or ("" if soft.judged else "informative, decides nothing")
+    return (
+        joined(soft.metric, tag("span", note, class_="soft reason") if note else None),
+        value_text(soft.reference, soft.unit),
+        value_text(soft.candidate, soft.unit),
+        ratio_text(soft.ratio),
+        joined(strip(soft), tag("span", _bounds(soft), class_="bounds")),
+        _pairs(soft),
+        verdict_mark(soft.verdict),
+    )
+
+
+def _bounds(soft: SoftResult) -> str:
+    margin = f"margin {ratio_text(1 + soft.margin)}"
+    if soft.lower is None and soft.upper is None:
+        return margin
+    low, high = (ratio_text(bound) if bound else "open" for bound in (soft.lower, soft.upper))
+    return f"{low} to {high}, {margin}"
+
+
+def _pairs(soft: SoftResult) -> str:
+    return f"{soft.pairs} of {soft.pairs_wanted}" if soft.pairs_wanted else str(soft.pairs)

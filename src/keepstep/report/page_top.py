@@ -1,0 +1,76 @@
+"""The top of the page: what was rehearsed, the verdict, what to do next."""
+
+from __future__ import annotations
+
+from keepstep.report.figures import bytes_text, count_text, seconds_text
+from keepstep.report.markup import Markup, joined, tag
+from keepstep.report.model import Machine, Rehearsal
+from keepstep.report.page_table import section, table
+from keepstep.report.signs import CLASS, SIGN
+from keepstep.report.summary import MOST_STEPS, Step, sentence, steps, verdict_of
+
+
+def header(rehearsal: Rehearsal) -> Markup:
+    """Return what was rehearsed, when and where."""
+    source = tag(
+        "p", tag("b", "keepstep rehearse"), " ", tag("span", rehearsal.plan, class_="path")
+    )
+    facts = " · ".join(
+        (rehearsal.started, f"{seconds_text(rehearsal.seconds)} of work", rehearsal.machine.host)
+    )
+    return tag("header", source, tag("p", facts, class_="facts"))
+
+
+def verdict(rehearsal: Rehearsal) -> Markup:
+    """Return the verdict in one sentence."""
+    found = verdict_of(rehearsal)
+    sign = tag("span", SIGN[found], aria_hidden="true")
+    return tag(
+        "section",
+        tag("p", sign, " ", tag("span", found.value, id="word"), class_="word"),
+        tag("h1", sentence(rehearsal)),
+        class_=f"verdict {CLASS[found]}",
+        aria_labelledby="word",
+    )
+
+
+def what_next(rehearsal: Rehearsal) -> Markup:
+    """Return what to do next, the most pressing first."""
+    found = steps(rehearsal)
+    items = [tag("li", _step(step)) for step in found[:MOST_STEPS]]
+    if len(found) > MOST_STEPS:
+        items.append(tag("li", f"and {len(found) - MOST_STEPS} more, each with its cell or drill"))
+    return section("next", "What to do next", tag("ol", items))
+
+
+def what_ran(rehearsal: Rehearsal) -> Markup:
+    """Return the stacks and the machine."""
+    heads = ["Stack", "PyTorch", "As its running processes said"]
+    rows = [
+        (stack.name, stack.torch, " · ".join(f"{k} {v}" for k, v in stack.facts.items()))
+        for stack in rehearsal.stacks
+    ]
+    notes = [tag("p", note, class_="note") for note in rehearsal.notes]
+    return section(
+        "ran",
+        "What ran",
+        table("Stacks", heads, rows),
+        tag("p", tag("b", "Machine: "), _machine(rehearsal.machine), class_="machine"),
+        notes,
+    )
+
+
+def _machine(machine: Machine) -> str:
+    parts = [machine.host]
+    if machine.processors is not None:
+        parts.append(count_text(machine.processors, "processor"))
+    if machine.memory_bytes is not None:
+        parts.append(f"{bytes_text(machine.memory_bytes)} of memory")
+    parts.append(", ".join(machine.gpus) if machine.gpus else "no GPU")
+    parts.append(count_text(machine.nodes, "node"))
+    return " · ".join(filter(None, (*parts, machine.system)))
+
+
+def _step(step: Step) -> Markup:
+    about = tag("span", f" ({step.about})", class_="soft") if step.about else None
+    return joined(step.text, about)
