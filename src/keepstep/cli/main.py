@@ -28,6 +28,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "check": {},
     "check-recorder": {},
     "checkpoint": {},
+    "stack": {},
     "receipt": {},
 }
 
@@ -49,6 +50,10 @@ _GROUPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "prune": {},
             "shim": {},
         },
+    ),
+    "stack": (
+        "Named environments in which jobs run, and what they really contain.",
+        {"create": {}, "list": {}, "show": {}, "diff": {}, "remove": {}},
     ),
     "receipt": (
         "The signed records of what ran and what was seen.",

@@ -7,6 +7,7 @@ import os
 import subprocess
 from typing import Any
 
+from keepstep.stack.carried import fingerprint_program
 from keepstep.stack.errors import StackError
 from keepstep.stack.exposed import exposed
 from keepstep.stack.named import Stack
@@ -25,9 +26,8 @@ def ask_fingerprint(stack: Stack, *, without_torch: bool = False) -> dict[str, A
     Raises:
         StackError: The interpreter does not start, or ends without an answer.
     """
-    arguments = ["--without-torch"] if without_torch else []
-
-    command = stack.command("-m", _MODULE, *arguments)
+    start = ["-c", fingerprint_program()] if stack.prefix else ["-m", _MODULE]
+    command = stack.command(*start, *(["--without-torch"] if without_torch else []))
     shown = " ".join(stack.command())
     try:
         finished = subprocess.run(

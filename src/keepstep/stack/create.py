@@ -7,19 +7,18 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from keepstep.stack.asked import ask_fingerprint
 from keepstep.stack.disk import check_space, sizes, wanted_space
-from keepstep.stack.errors import BadRequestError, OtherStackError, StackError
+from keepstep.stack.errors import OtherStackError, StackError
 from keepstep.stack.named import (
     AT_CREATION,
     ENVIRONMENT,
@@ -32,40 +31,13 @@ from keepstep.stack.named import (
     stack_folder,
     to_json,
 )
-from keepstep.stack.uv import LOCKS, ask_uv, find_uv, run_uv
-from keepstep.stack.variables import known
+from keepstep.stack.uv import ask_uv, find_uv, run_uv
+from keepstep.stack.wanted import Wanted, wanted_of
 from keepstep.stack.whole import write_whole
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+(rc\d+)?")
 _COMPILE = ("--generate-hashes", "--no-emit-index-url", "--quiet")
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What was asked for."""
-
-    name: str
-    torch: str  # "" for whatever is in it
-    python: str  # of an interpreter that is there; "" when one is to be made
-    requirements: Path | None
-    origin: str
-    prefix: tuple[str, ...]
-    variables: dict[str, str]
-
-    @property
-    def lock(self) -> Path | None:
-        """The file that says what is to be installed; None where it has to be resolved first."""
-        if self.requirements is not None:
-            return self.requirements
-        shipped = LOCKS / f"torch-{self.torch}.txt"
-        return shipped if shipped.exists() else None
-
-
-def shipped_versions() -> tuple[str, ...]:
-    """Return the PyTorch versions whose locks come with this package."""
-    return tuple(sorted(path.stem.removeprefix("torch-") for path in LOCKS.glob("torch-*.txt")))
 
 
 def create(
@@ -99,7 +71,7 @@ def create(
         InstallError: The installer failed.
         StackError: The interpreter does not start, or has another PyTorch.
     """
-    wanted = _wanted(name, torch, python, requirements, adopt, tuple(prefix), variables or {})
+    wanted = wanted_of(name, torch, python, requirements, adopt, tuple(prefix), variables or {})
     folder = stack_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     say = say or _say
@@ -126,66 +98,6 @@ def remove(name: str) -> None:
         shutil.rmtree(folder)
 
 
-def _wanted(
-    name: str,
-    torch: str | None,
-    python: str | None,
-    requirements: Path | None,
-    adopt: Path | None,
-    prefix: tuple[str, ...],
-    variables: Mapping[str, str],
-) -> _Wanted:
-    sources = [each for each in (python, requirements, adopt) if each is not None]
-    if len(sources) > 1:
-        raise BadRequestError("wanted one of --python, --requirements and --adopt, not several")
-    if torch is None and not sources:
-        raise BadRequestError(
-            f"wanted a PyTorch: keepstep stack create {name} --torch {shipped_versions()[-1]}"
-        )
-    if torch is not None and not _VERSION.fullmatch(torch):
-        raise BadRequestError(f"{torch!r}: wanted a whole PyTorch version, such as 2.14.1")
-    if prefix and python is None and adopt is None:
-        raise BadRequestError("--prefix wants --python with the interpreter inside the container")
-    if strange := sorted(each for each in variables if not known(each)):
-        raise BadRequestError(
-            f"{', '.join(strange)}: not a variable of PyTorch, NCCL or gloo that keepstep knows; "
-            "only these are kept with a stack. Set it where the job is started"
-        )
-    if requirements is not None and not requirements.is_file():
-        raise BadRequestError(f"{requirements}: there is no such file of requirements")
-    return _Wanted(
-        name=name,
-        torch=torch or "",
-        python=_interpreter(python, adopt, prefix),
-        requirements=requirements,
-        origin="adopted" if adopt is not None else "python" if python is not None else "created",
-        prefix=prefix,
-        variables=dict(sorted(variables.items())),
-    )
-
-
-def _interpreter(python: str | None, adopt: Path | None, prefix: tuple[str, ...]) -> str:
-    """Return the path of an interpreter that is there, "" when one is to be made."""
-    if adopt is not None:
-        return str(adopt / "bin" / "python" if prefix else _adopted(adopt))
-    if python is None or prefix:
-        return python or ""
-    found = shutil.which(python)
-    if found is None:
-        raise BadRequestError(f"{python}: there is no such interpreter; wanted a Python to start")
-    return os.path.abspath(found)  # a link stays one: it is what makes a venv of a Python
-
-
-def _adopted(folder: Path) -> Path:
-    python = folder.absolute() / "bin" / "python"
-    if not python.exists():
-        raise BadRequestError(
-            f"{folder}: there is no bin/python in it; wanted the folder of a virtual or conda "
-            "environment (for a single interpreter: --python EXE)"
-        )
-    return python
-
-
 @contextlib.contextmanager
 def _only_one(folder: Path, say: Say) -> Iterator[None]:
     """Hold the lock under which a stack is made and removed."""
@@ -200,7 +112,7 @@ def _only_one(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _check_same(there: Stack, wanted: _Wanted) -> None:
+def _check_same(there: Stack, wanted: Wanted) -> None:
     seen = (there.origin, there.prefix, there.variables)
     asked = (wanted.origin, wanted.prefix, wanted.variables)
     other_torch = wanted.torch and there.torch != wanted.torch
@@ -213,7 +125,7 @@ def _check_same(there: Stack, wanted: _Wanted) -> None:
         )
 
 
-def _unchanged(there: Stack, wanted: _Wanted) -> bool:
+def _unchanged(there: Stack, wanted: Wanted) -> bool:
     if wanted.prefix:
         return True  # whether the container starts is found out when it is used
     if not os.path.exists(there.python):  # uninstalled, or its base was upgraded in place
@@ -223,7 +135,7 @@ def _unchanged(there: Stack, wanted: _Wanted) -> bool:
     return there.lock_sha256 == _sha256(wanted.lock.read_bytes())
 
 
-def _make(folder: Path, wanted: _Wanted, say: Say) -> Stack:
+def _make(folder: Path, wanted: Wanted, say: Say) -> Stack:
     (folder / STACK).unlink(missing_ok=True)
     stack = Stack(
         name=wanted.name,
@@ -247,7 +159,7 @@ def _make(folder: Path, wanted: _Wanted, say: Say) -> Stack:
     return stack
 
 
-def _install(folder: Path, wanted: _Wanted, stack: Stack, say: Say) -> Stack:
+def _install(folder: Path, wanted: Wanted, stack: Stack, say: Say) -> Stack:
     uv = find_uv()
     cache = Path(ask_uv(uv, "cache", "dir") or "/nonexistent")
     place = folder / ENVIRONMENT
@@ -275,7 +187,7 @@ def _install(folder: Path, wanted: _Wanted, stack: Stack, say: Say) -> Stack:
     )
 
 
-def _lock(folder: Path, wanted: _Wanted, uv: Path, say: Say) -> Path:
+def _lock(folder: Path, wanted: Wanted, uv: Path, say: Say) -> Path:
     """Put what is to be installed into the stack's folder; return that file."""
     lock = folder / LOCK
     if wanted.lock is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from keepstep.stack import groups as process_groups
 from keepstep.stack.libraries import duplicates, loaded_libraries, nccl_version
 from keepstep.stack.machine import driver_and_gpus, limits
-from keepstep.stack.variables import allowed, status_of
+from keepstep.stack.variables import allowed, status_of, version_of
 
 FORMAT = 1
 
@@ -127,10 +127,11 @@ def _packages() -> dict[str, str]:
 def _checkpoint_format() -> dict[str, Any]:
     """Return the form of checkpoint metadata that this PyTorch writes (docs/checkpoint.md)."""
     module = sys.modules.get("torch.distributed.checkpoint.metadata")
-    if module is None:
-        raise LookupError("torch.distributed.checkpoint is not imported")
+    if module is None:  # loading it would make the job another one
+        fields = 6 if version_of(sys.modules["torch"].__version__) >= (2, 15) else 5
+        return {"fields": fields, "form": _FORMS[fields], "how": "by the version"}
     fields = len(module.TensorProperties().__getstate__())
-    return {"fields": fields, "form": _FORMS.get(fields)}
+    return {"fields": fields, "form": _FORMS.get(fields), "how": "asked the class"}
 
 
 def main(arguments: list[str]) -> int:

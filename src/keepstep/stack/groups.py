@@ -7,9 +7,14 @@ Standard library and torch only, Python 3.10.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import importlib.util
 import inspect
+import os
 import sys
 from typing import Any
+
+from keepstep.stack.variables import families
 
 _C10D = "torch.distributed.distributed_c10d"
 
@@ -23,10 +28,22 @@ _BUILT_BY = {
     "_create_ucc_process_group": "ProcessGroupUCC",
     "_create_xccl_process_group": "ProcessGroupXCCL",
 }
-# What versions have that do not register these two like any other (2.11).
+# Versions from 2.14 on find these by entry points, and only when a job names one.
+_REGISTERED_BY = {
+    "_register_builtin_gloo_backend": "ProcessGroupGloo",
+    "_register_builtin_nccl_legacy_backend": "ProcessGroupNCCL",
+    "_register_builtin_nccl2_backend": "ProcessGroupNCCL2",
+    "_register_builtin_nccl_lazy_backend": "ProcessGroupNCCLLazy",
+    "_register_builtin_mpi_backend": "ProcessGroupMPI",
+    "_register_builtin_ucc_backend": "ProcessGroupUCC",
+    "_register_builtin_xccl_backend": "ProcessGroupXCCL",
+}
+_NCCL_REGISTRAR = "_register_builtin_nccl_backend"  # builds what TORCH_DIST_USE_NCCL2 says
+_FAMILIES = {"legacy": "ProcessGroupNCCL", "nccl2": "ProcessGroupNCCL2"}
+# What versions have that know neither.
 _BUILT_IN = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
-_OPTIONS = ("is_high_priority_stream", "lazy_init", "enable_reconfigure", "threads", "backend")
+_OPTIONS = ("is_high_priority_stream", "lazy_init", "enable_reconfigure", "threads")
 _UNSET = -(1 << 31)  # NCCL's mark of an option that nobody chose
 
 _asked: dict[int, str] = {}  # by the id of a group; groups live as long as c10d keeps them
@@ -44,10 +61,8 @@ def watch() -> None:
     if c10d is None or hasattr(c10d._new_process_group_helper, "watched_by_keepstep"):
         return
     c10d._new_process_group_helper = _watched_helper(c10d._new_process_group_helper)
-    for name in ("init_process_group", "_new_group_with_tag", "split_group"):
-        original = getattr(c10d, name, None)
-        if original is not None:
-            _replace(c10d, name, _watched_call(original))
+    for name in ("init_process_group", "_new_group_with_tag"):
+        _replace(c10d, name, _watched_call(getattr(c10d, name)))
 
 
 def groups() -> list[dict[str, Any]]:
@@ -65,17 +80,37 @@ def default_backends() -> dict[str, str]:
 
 
 def backend_impls() -> dict[str, str]:
-    """Return by spelling the class that would be built, or what builds it."""
-    backend = sys.modules[_C10D].Backend
-    found = {}
-    for name in backend.backend_list:
-        spelling = str(name)
-        plugin = backend._plugins.get(spelling.upper())
-        if plugin is not None:
-            found[spelling] = _class_of(plugin.creator_fn)
-        elif spelling in _BUILT_IN:
-            found[spelling] = _BUILT_IN[spelling]
-    return found
+    """Return by spelling the class that would be built, or what builds it; registers nothing."""
+    c10d: Any = sys.modules[_C10D]
+    points = importlib.metadata.entry_points(group="torch.distributed.backends")
+    found = {point.name: _resolved(point.value) for point in points}
+    if not found:
+        found = {name: built for name, built in _BUILT_IN.items() if _available(c10d, name)}
+    for name, plugin in c10d.Backend._plugins.items():
+        found[name.lower()] = _class_of(plugin.creator_fn)
+    return dict(sorted(found.items()))
+
+
+def _resolved(entry_point: str) -> str:
+    """Return the class behind an entry point, which is not loaded: that would register it."""
+    module, _, function = entry_point.partition(":")
+    if module != _C10D:
+        return entry_point if _installed(module) else f"{entry_point} (not installed)"
+    if function == _NCCL_REGISTRAR:
+        version, lever = sys.modules["torch"].__version__, os.environ.get("TORCH_DIST_USE_NCCL2")
+        return _FAMILIES[families("nccl", str(version), lever)[0]]
+    return _REGISTERED_BY.get(function, entry_point)
+
+
+def _installed(module: str) -> bool:
+    """Tell whether a module is there, without importing what is not imported yet."""
+    parent = module.rpartition(".")[0]
+    known = module if parent in sys.modules else module.partition(".")[0]
+    return importlib.util.find_spec(known) is not None
+
+
+def _available(c10d: Any, name: str) -> bool:
+    return bool(getattr(c10d, f"is_{name}_available")())
 
 
 def _class_of(creator: Any) -> str:
@@ -85,7 +120,7 @@ def _class_of(creator: Any) -> str:
 
 def _describe(c10d: Any, group: Any) -> dict[str, Any]:
     ranks = c10d._world.pg_group_ranks.get(group, {})
-    backends = {device.type: group._get_backend(device) for device in group._device_types}
+    backends = {device.type: _built(group, device) for device in group._device_types}
     bound = getattr(group, "bound_device_id", None)
     timeouts = [_timeout_s(backend) for backend in backends.values()]
     chosen = {device: _options(backend) for device, backend in backends.items()}
@@ -98,6 +133,12 @@ def _describe(c10d: Any, group: Any) -> dict[str, Any]:
         "timeout_s": min((each for each in timeouts if each is not None), default=None),
         "options": {device: options for device, options in chosen.items() if options},
     }
+
+
+def _built(group: Any, device: Any) -> Any:
+    """Return the backend of a device; with TORCH_DISTRIBUTED_DEBUG=DETAIL one lies around it."""
+    backend = group._get_backend(device)
+    return getattr(backend, "wrapped_pg", backend)
 
 
 def _spelling(c10d: Any, group: Any) -> str:
@@ -151,18 +192,20 @@ def _watched_call(original: Any) -> Any:
 
 
 def _watched_helper(original: Any) -> Any:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def helper(*arguments: Any, **options: Any) -> Any:
         made = original(*arguments, **options)
         group = made[0] if isinstance(made, tuple) else made
-        _note(group)
+        _note(group, signature.bind(*arguments, **options).arguments)
         return made
 
     helper.watched_by_keepstep = True  # type: ignore[attr-defined]
     return helper
 
 
-def _note(group: Any) -> None:
+def _note(group: Any, arguments: dict[str, Any]) -> None:
     """Keep what a new group is; a job never fails because of it."""
     c10d: Any = sys.modules[_C10D]
     try:
@@ -170,7 +213,9 @@ def _note(group: Any) -> None:
             return  # this rank is not a member
         if _pending:
             _asked[id(group)] = _pending[-1]
-        _seen.append(_describe(c10d, group))
+        # c10d enters the members only later; none are named for the group of the whole world.
+        members = arguments["global_ranks_in_group"] or range(arguments["group_size"])
+        _seen.append({**_describe(c10d, group), "ranks": list(members)})
     except Exception:
         return
 
