@@ -57,7 +57,7 @@ _GROUPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     ),
     "receipt": (
         "The signed records of what ran and what was seen.",
-        {"show": {}, "diff": {}, "key": {}},
+        {"show": {}, "verify": {}, "diff": {}, "key": {}},
     ),
 }
 

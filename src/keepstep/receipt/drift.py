@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from keepstep.receipt.material import ABSENT, Facts
 from keepstep.receipt.sealed import Receipt
+from keepstep.stack.asked import ask_fingerprint
+from keepstep.stack.errors import StackError
+from keepstep.stack.material import material
+from keepstep.stack.named import Stack
+
+_GROUP = "group."  # of a running job: an idle process has none
+_VARIABLE = "variable."
+_SAYS_SOMETHING = "torch.version"  # a process that ended too soon says nothing of what it ran on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,36 +31,60 @@ class Drift:
     """A receipt against one stack."""
 
     stack: str
-    compared: int = 0  # facts that both can say
+    compared: int = 0  # facts
     changed: tuple[Changed, ...] = ()
     unknown: str = ""  # why it cannot be said
 
 
-def compare(receipt: Receipt, stack: str, live: Facts) -> Drift | None:
-    """Return how a stack differs from what a receipt is bound to; None if it is not about it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What an idle process of a stack says now."""
 
-    Args:
-        receipt: What was seen.
-        stack: The name of the stack.
-        live: What an idle process of it says now. It has no process groups, and what only a
-            running job shows cannot be compared; such facts are left out.
+    stack: str
+    facts: Facts
+    unknown: str = ""  # why it says nothing
+
+
+def ask(stack: Stack) -> Live:
+    """Start the interpreter of a stack once and return what it says.
+
+    The variables of this process count as well: a job that is started here would get them.
     """
-    processes = receipt.material.get(stack)
+    try:
+        return Live(stack=stack.name, facts=material(ask_fingerprint(stack)))
+    except StackError as error:
+        return Live(stack=stack.name, facts={}, unknown=str(error))
+
+
+def compare(receipt: Receipt, live: Live) -> Drift | None:
+    """Return how a stack differs from what a receipt is bound to; None if it is not about it."""
+    processes = receipt.material.get(live.stack)
     if processes is None:
         return None
-    changed: dict[tuple[str, str], Changed] = {}
-    compared: set[str] = set()
-    for facts in processes.values():
-        for fact in facts.keys() & live.keys():
-            compared.add(fact)
-            then, now = facts.get(fact, ABSENT), live.get(fact, ABSENT)
-            if then != now:
-                changed[fact, then] = Changed(fact=fact, then=then, now=now)
-    if not compared:
-        why = f"the receipt says nothing of the stack {stack} that can be compared"
-        return Drift(stack=stack, unknown=why)
-    return Drift(
-        stack=stack,
-        compared=len(compared),
-        changed=tuple(changed[key] for key in sorted(changed)),
-    )
+    if live.unknown:
+        return Drift(stack=live.stack, unknown=live.unknown)
+    told = [facts for facts in processes.values() if facts.get(_SAYS_SOMETHING)]
+    if not told:
+        return Drift(stack=live.stack, unknown="no process said what it ran on")
+    changed = {
+        (fact, facts.get(fact)): Changed(
+            fact=fact, then=facts.get(fact, ABSENT), now=live.facts.get(fact, ABSENT)
+        )
+        for facts in told
+        for fact in _comparable(facts, live.facts)
+        if facts.get(fact) != live.facts.get(fact)
+    }
+    compared = {fact for facts in told for fact in _comparable(facts, live.facts)}
+    return Drift(stack=live.stack, compared=len(compared), changed=tuple(changed.values()))
+
+
+def _comparable(then: Facts, now: Facts) -> Iterator[str]:
+    """Yield the facts that an idle process can be asked about.
+
+    A variable that only the receipt has was set by the launcher of its cell, such as a way back.
+    One that only the stack has now would change the next job: it counts.
+    """
+    for fact in sorted(then.keys() | now.keys()):
+        if fact.startswith(_GROUP) or (fact.startswith(_VARIABLE) and fact not in now):
+            continue
+        yield fact

@@ -1,0 +1,159 @@
+"""``keepstep receipt verify``: whether receipts still prove what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keepstep.cli.receipt_answer import (
+    JsonOption,
+    KeyOption,
+    PathsArgument,
+    answered,
+    many,
+    say,
+    time_of,
+)
+from keepstep.exit_codes import ExitCode
+from keepstep.receipt.drift import Drift, ask, compare
+from keepstep.receipt.files import check_counted, find, read
+from keepstep.receipt.keys import PublicKey, trusted_keys
+from keepstep.receipt.sealed import Receipt
+from keepstep.receipt.statement import time_text
+from keepstep.receipt.verify import Answer, Verified, worst
+from keepstep.receipt.verify import verify as examine
+from keepstep.report.records import problem
+from keepstep.stack.named import find_stack
+
+_CODES = {
+    Answer.YES: ExitCode.PASS,
+    Answer.NO: ExitCode.FAIL,
+    Answer.UNKNOWN: ExitCode.INCONCLUSIVE,
+}
+_WORDS = {Answer.YES: "verified", Answer.NO: "REFUSED", Answer.UNKNOWN: "not known"}
+
+
+@answered
+def verify(
+    paths: PathsArgument,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help="Also compare with this stack as it is now.", metavar="NAME", show_default=False
+        ),
+    ] = None,
+    key: KeyOption = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask about this time instead of now.", metavar="TIME", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> ExitCode:
+    """Verify signature, content and validity of receipts, and that a stack is still what it was.
+
+    Exit code 0: all hold; 1: one is changed, expired, drifted, or signed by an unknown key; 3: it
+    cannot be checked.
+    """
+    trusted, files, time = trusted_keys(key), find(paths), time_of(at)
+    drift = None if stack is None else _against(stack)
+    found = [(path, _verify(path, trusted, time, drift)) for path in files]
+    answer = worst(each.answer for _, each in found)
+    open_end = _not_compared(found, stack)
+    if open_end and answer is Answer.YES:
+        answer = Answer.UNKNOWN
+    if as_json:
+        body = {
+            "answer": answer.value,
+            "reason": open_end,
+            "receipts": [_json(path, each) for path, each in found],
+        }
+        print(json.dumps(body, indent=2))
+    else:
+        say([*(line for path, each in found for line in _lines(path, each)), *_summary(found)])
+        if open_end:
+            say([open_end])
+    return _CODES[answer]
+
+
+def _against(name: str) -> Callable[[Receipt], Drift | None]:
+    """Return the comparison with a stack, which is asked only once."""
+    live = ask(find_stack(name))
+    return lambda receipt: compare(receipt, live)
+
+
+def _verify(
+    path: Path,
+    trusted: dict[str, PublicKey],
+    time: datetime,
+    drift: Callable[[Receipt], Drift | None] | None,
+) -> Verified:
+    found = examine(read(path), trusted, at=time, problem=problem, drift=drift)
+    if found.receipt is None or found.answer is Answer.NO:
+        return found
+    counted = check_counted(found.receipt, path)
+    if counted is None:
+        return found
+    return Verified(receipt=found.receipt, checks=(*found.checks, counted))
+
+
+def _not_compared(found: list[tuple[Path, Verified]], stack: str | None) -> str:
+    """Say why the question is not answered though nothing is wrong; "" when it is."""
+    if not found:
+        return "no receipt is there: nothing is proven"
+    asked = any(check.what == "drift" for _, each in found for check in each.checks)
+    if stack is not None and not asked:
+        return f"none of them is about the stack {stack}: whether it has drifted is not known"
+    return ""
+
+
+def _json(path: Path, found: Verified) -> dict[str, Any]:
+    receipt = found.receipt
+    body: dict[str, Any] = {
+        "path": str(path),
+        "answer": found.answer.value,
+        "checks": [
+            {"what": check.what, "answer": check.answer.value, "text": check.text}
+            for check in found.checks
+        ],
+    }
+    if receipt is not None:
+        body |= {
+            "kind": receipt.kind.value,
+            "sha256": receipt.sha256,
+            "key": receipt.key_id,
+            "host": receipt.host,
+            "issued": time_text(receipt.issued),
+            "expires": time_text(receipt.expires),
+        }
+    return body
+
+
+def _lines(path: Path, found: Verified) -> list[str]:
+    """Return one line for what holds, and one for each question where it does not."""
+    if found.answer is Answer.YES:
+        text = "; ".join(check.text for check in found.checks if check.what != "records")
+        return [f"{_WORDS[found.answer]}  {path}: {text}"]
+    wrong = [check for check in found.checks if check.answer is not Answer.YES]
+    return [
+        f"{_WORDS[found.answer]}  {path}",
+        *(f"  {check.what}: {check.text}" for check in wrong),
+    ]
+
+
+def _summary(found: list[tuple[Path, Verified]]) -> list[str]:
+    if len(found) < 2:
+        return []
+    counts = {
+        answer: sum(each.answer is answer for _, each in found)
+        for answer in (Answer.NO, Answer.UNKNOWN)
+    }
+    rest = [f"{count} {_WORDS[answer]}" for answer, count in counts.items() if count]
+    good = len(found) - sum(counts.values())
+    return [f"{many(len(found))}: {good} verified{''.join(f', {each}' for each in rest)}"]
