@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS, BATCH = 256, 64, 128, 3, 4, 12  # BATCH is of each rank
+VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS, BATCH = 256, 64, 128, 2, 4, 8  # BATCH is of each rank
 
 
 class ByteGPT(nn.Module):
@@ -48,47 +48,20 @@ class ByteGPT(nn.Module):
         return logits
 
 
-def batch(step: int, seed: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Return the bytes (BATCH, CONTEXT + 1) of one step and rank; they depend on nothing else."""
-    source = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step * 1009 + rank)
-    starts = torch.randint(len(source) - CONTEXT - 1, (BATCH,), generator=generator)
-    rows = [source[start : start + CONTEXT + 1] for start in starts.tolist()]
-    return torch.stack(rows).long().to(device)
-
-
-def pick_device(backend: str) -> torch.device:
-    """Return this rank's device: a GPU for the backends that need one."""
-    if "nccl" not in backend:
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20, help="of this run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", default="gloo")
-    parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end")
-    parser.add_argument("--resume", action="store_true", help="load from there first")
-    options = parser.parse_args()
-
+    options = parse()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
     torch.use_deterministic_algorithms(True)
-    device = pick_device(options.backend)
-    on_gpu = device.type == "cuda"
-    dist.init_process_group(options.backend, device_id=device if on_gpu else None)
+    device = begin(options.backend, options.device_id)
     rank = dist.get_rank()
     torch.manual_seed(options.seed)
     model = ByteGPT().to(device)
-    network = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
+    network = DistributedDataParallel(model, [device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    begin = load(options.checkpoint, model, optimizer) if options.resume else 0
-    for step in range(begin, begin + options.steps):
-        text = batch(step, options.seed, rank, device)
+    first = load(options.checkpoint, model, optimizer) if options.resume else 0
+    for step in range(first, first + options.steps):
+        text = batch(step, options.seed, rank).to(device)
         logits = network(text[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
         loss.backward()
@@ -96,8 +69,44 @@ def main() -> None:
         optimizer.zero_grad()
         print(f"rank {rank} step {step} loss {loss.item():.6f}", flush=True)
     if options.checkpoint:
-        save(options.checkpoint, model, optimizer, begin + options.steps)
+        save(options.checkpoint, model, optimizer, first + options.steps)
     dist.destroy_process_group()
+
+
+def parse() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="of this run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", default="gloo")
+    parser.add_argument("--device-id", choices=("given", "none", "late"), default="given")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end")
+    parser.add_argument("--resume", action="store_true", help="load from there first")
+    return parser.parse_args()
+
+
+def begin(backend: str, device_id: str) -> torch.device:
+    """Initialise the process group; return this rank's device, a GPU for the NCCL backends.
+
+    The device is bound to the group (given), only set before it is made (none), or after it (late).
+    """
+    if "nccl" not in backend:
+        dist.init_process_group(backend)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    if device_id != "late":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, device_id=device if device_id == "given" else None)
+    torch.cuda.set_device(device)
+    return device
+
+
+def batch(step: int, seed: int, rank: int) -> torch.Tensor:
+    """Return the bytes (BATCH, CONTEXT + 1) of one step and rank; they depend on nothing else."""
+    source = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step * 1009 + rank)
+    starts = torch.randint(len(source) - CONTEXT - 1, (BATCH,), generator=generator)
+    return torch.stack([source[i : i + CONTEXT + 1] for i in starts.tolist()]).long()
 
 
 def save(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
