@@ -38,7 +38,7 @@ def fingerprint(**changes: Any) -> dict[str, Any]:
         "packages": {"torch": "2.14.1"},
         "libraries": [{"name": "libtorch_cpu.so", "path": "/a", "build_id": "b1"}],
         "duplicates": [],
-        "nccl": "2.30.7",
+        "nccl": {"version": "2.30.7", "path": "/a"},
         "driver": None,
         "gpus": [],
         "environment": {},
@@ -87,6 +87,7 @@ def rank(number: int = 0, *, step_s: float = 0.03, **changes: Any) -> RankRecord
         "latencies": (
             Latency(operation="all_reduce", bytes=4, median_s=1e-4, calls=20),
             Latency(operation="all_reduce", bytes=1 << 20, median_s=1e-3, calls=20),
+            Latency(operation="send_recv", bytes=1 << 20, median_s=1e-3, calls=20),
         ),
         "steps": tuple(step(each, step_s) for each in range(STEPS)),
         "tokens": 64 * STEPS,
@@ -215,4 +216,4 @@ def with_rank(record: RunRecord, only: int | None = None, **changes: Any) -> Run
 def _planted(cell: Cell, plan: Plan) -> tuple[str, ...]:
     if cell.role not in CONTROLS - {Role.SAME}:
         return ()
-    return ("--slow" if cell.role is Role.SLOWER else "--fast", str(1 + plan.planted))
+    return ("--slow" if cell.role is Role.SLOWER else "--faster", str(1 + plan.planted))

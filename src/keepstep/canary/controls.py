@@ -66,15 +66,14 @@ def _same(cell: CellVerdict, opposite: Sequence[SoftResult]) -> tuple[Verdict, s
     ]
     if differing:
         return Verdict.FAIL, f"two equal arms differ: {differing[0].reason}"
-    if unknown := [each for each in cell.soft if each.judged and each.verdict is not Verdict.PASS]:
+    judged = [each for each in cell.soft if each.judged]
+    if unknown := [each for each in judged if each.noise is None]:
         return Verdict.INCONCLUSIVE, f"{unknown[0].metric}: {unknown[0].reason}"
-    if not any(each.judged for each in cell.soft):
-        return Verdict.INCONCLUSIVE, "no metric was measured"
-    noise = max(each.noise or 0.0 for each in cell.soft if each.judged)
-    return (
-        Verdict.PASS,
-        f"two equal arms do not differ; single runs vary by at most {100 * noise:.1f} %",
-    )
+    if not judged:
+        return Verdict.PASS, "two equal arms pass every gate; the plan judges no metric"
+    # That the noise is too large for a margin is no reason to disbelieve: it is in each interval.
+    noise = max(each.noise or 0.0 for each in judged)
+    return Verdict.PASS, f"two equal arms do not differ; equal runs vary by {100 * noise:.1f} %"
 
 
 def _metric(soft: Sequence[SoftResult], name: str) -> SoftResult | None:

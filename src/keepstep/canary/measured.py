@@ -13,7 +13,7 @@ WARM_UP_STEPS = 3
 
 
 def applies(metric: str, job: Job) -> bool:
-    """Tell whether a job makes the calls that a metric is about; what it makes, the plan says."""
+    """Tell whether a job makes the calls that a metric is about: the plan says it, not the runs."""
     if metric.startswith("collective_"):
         return bool(job.collective)
     return bool(job.point_to_point) if metric == "point_to_point" else True

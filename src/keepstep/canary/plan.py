@@ -28,8 +28,8 @@ class Job(Facts):
     script: str  # absolute, or @jobs/NAME for one that comes with keepstep
     arguments: tuple[str, ...] = ()  # {backend}, {seed} and {checkpoint} are filled in
     launch: tuple[str, ...] = ()  # instead of the launcher of keepstep; {ranks} is filled in
-    collective: str = ""  # the call that is timed small and large, as the probe names it
-    point_to_point: str = ""  # the same for what one rank sends to another
+    collective: str = "all_reduce"  # timed small and large; the probe makes these calls by itself
+    point_to_point: str = "send_recv"  # the same for what one rank sends to another; "" for none
     checkpoint: tuple[Literal["save", "load"], ...] = ()  # that every rank must have done
     refusal: str = ""  # text that a refusal must hold; only for cells that must be refused
 

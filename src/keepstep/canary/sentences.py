@@ -32,7 +32,7 @@ def cell_reason(
         return "runs whole, and the same every time"
     judged = [each for each in soft if each.judged]
     if not judged:
-        return "there is no metric to judge, so nothing says that it is not slower"
+        return f"as {cell.against} in every gate; the plan judges none of its metrics"
     closest = max(judged, key=lambda each: (each.ratio or 1.0) - 1 - each.margin)
     return f"as {cell.against}, in every gate and metric; {closest.metric}: {closest.reason}"
 

@@ -1,7 +1,8 @@
 """Soft metrics: interleaved pairs, and whether the candidate is worse by more than the margin.
 
 For each pair the logarithm of candidate over reference; their mean is the loss, and a t interval
-says how well it is known. Two questions, asked apart:
+says how well it is known. The A/A runs are runs of the reference as well: the candidate is compared
+with the mean of both. Two questions, asked apart:
 
 - *Is it not worse?* The upper bound (95 %) is below the margin. A cell passes only when every
   metric passes, so several metrics make a wrong pass rarer, not more frequent: no correction.
@@ -10,8 +11,8 @@ says how well it is known. Two questions, asked apart:
   beyond it would miss half of all 10 % slowdowns at 2 % noise; a bare threshold knows no noise.
 
 Everything else is inconclusive. The noise comes from the pairs and from the A/A runs beside them
-(a two-way layout of arms and rounds); the larger estimate is taken, so that neither a lucky pair
-nor a candidate that is noisier than the reference makes the interval too short.
+(a two-way layout of arms and rounds); the larger estimate is taken, so that neither lucky pairs nor
+a candidate that is noisier than the reference make the interval too short.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, variance
 
 from keepstep.canary.metrics import METRICS
 from keepstep.canary.student import chance_above, quantile
@@ -60,7 +61,12 @@ class Loss:
 
     def error(self, rounds: int | None = None) -> float:
         """Return the standard error of the mean, or what it would be with more rounds."""
-        return self.noise * math.sqrt(2 / (rounds or self.rounds))
+        return self.noise * math.sqrt(self.spread / (rounds or self.rounds))
+
+    @property
+    def spread(self) -> float:
+        """Variance of a round's difference, with that of one run as 1."""
+        return 1 + 1 / (self.arms - 1)
 
     @property
     def chance(self) -> float:
@@ -109,8 +115,10 @@ def loss_of(measured: Measured, *, reverse: bool = False) -> Loss | str:
     if rounds < 2:
         return "one pair says nothing about the noise"
     sign = 1 if METRICS[measured.metric].more_is_worse != reverse else -1
-    ratios = [sign * (new - old) for old, new in zip(logs[0], logs[1], strict=True)]
-    noise = math.sqrt(max(_residual(logs[:2]), _residual(logs)))
+    before = [fmean(round_) for round_ in zip(logs[0], *logs[2:], strict=True)]
+    ratios = [sign * (new - old) for old, new in zip(before, logs[1], strict=True)]
+    spread = 1 + 1 / (len(logs) - 1)
+    noise = math.sqrt(max(variance(ratios) / spread, _residual(logs)))
     return Loss(mean=fmean(ratios), noise=noise, rounds=rounds, arms=len(logs))
 
 

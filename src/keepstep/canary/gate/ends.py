@@ -21,7 +21,7 @@ def whole(case: Case) -> GateResult:
     short += [
         f"{where} says that it was {rank.end}" + (f": {rank.error}" if rank.error else "")
         for where, rank in case.ranks()
-        if rank.end == "running" or rank.exit_code
+        if rank.end in ("running", "exception") or rank.exit_code
     ]
     if short:
         return GateResult(

@@ -11,7 +11,7 @@ from keepstep.canary.plan import Plan
 from keepstep.canary.record import Outcome, RankRecord, RunRecord
 from keepstep.canary.verdict import GateResult
 
-_PLANTED = ("--slow", "--fast")  # options of the probe, which only the controls have
+_PLANTED = ("--slow", "--faster")  # options of the probe, which only the controls have
 Fact = tuple[str, str, object]  # where it was seen, what, the value
 
 

@@ -71,7 +71,7 @@ def lost_variables(rank: RankRecord) -> dict[str, str]:
 def duplicates(rank: RankRecord) -> tuple[str, ...]:
     """Return the libraries that were loaded more than once."""
     found = rank.fingerprint.get("duplicates")
-    return tuple(str(each) for each in found) if isinstance(found, list | tuple) else ()
+    return tuple(map(_twice, found)) if isinstance(found, list | tuple) else ()
 
 
 def has(rank: RankRecord, key: str) -> bool:
@@ -90,9 +90,11 @@ def of_the_job(rank: RankRecord) -> dict[str, str]:
     """Return what must be the same in every process of a job, by name."""
     facts = {f"variable {name}": value for name, value in environment(rank).items()}
     facts = {name: text for name, text in facts.items() if name.split()[-1] not in OF_A_RANK}
-    for key in ("python", "nccl", "driver"):
+    for key in ("python", "driver"):
         if has(rank, key):
             facts[key] = str(rank.fingerprint[key])
+    if nccl := _of(rank.fingerprint.get("nccl"), "version"):
+        facts["NCCL"] = str(nccl)
     for name, value in _table(rank, "torch").items():
         facts[f"torch {name}"] = str(value)
     for name, value in _table(rank, "packages").items():
@@ -101,6 +103,12 @@ def of_the_job(rank: RankRecord) -> dict[str, str]:
     for library in libraries if isinstance(libraries, list | tuple) else ():
         facts[f"library {_of(library, 'name')}"] = str(_of(library, "build_id"))
     return facts
+
+
+def _twice(facts: object) -> str:
+    paths = _of(facts, "paths")
+    where = " and ".join(map(str, paths)) if isinstance(paths, list | tuple) else ""
+    return f"{_of(facts, 'name') or facts} is loaded from {where}" if where else str(facts)
 
 
 def _table(rank: RankRecord, key: str) -> Mapping[str, Any]:
