@@ -24,6 +24,7 @@ _COMMAND = "keepstep.cli."  # where the files of commands lie
 _COMMANDS: dict[str, dict[str, Any]] = {
     # What follows the script belongs to the script, also when it looks like an option.
     "run": {"allow_interspersed_args": False},
+    "probe": {"allow_interspersed_args": False},
     "explain": {},
     "check": {},
     "check-recorder": {},

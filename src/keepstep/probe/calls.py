@@ -43,6 +43,7 @@ class Calls:
     def watch(self, dist: Any, _: float = 0.0) -> None:
         """Replace the functions of ``torch.distributed.distributed_c10d``."""
         self._dist = dist
+        self._watch_groups()
         for name in (*COLLECTIVES, *POINT_TO_POINT):
             original = getattr(dist, name, None)
             if original is not None:
@@ -53,6 +54,15 @@ class Calls:
                 setattr(dist, name, self._watched_creation(original))
         dist.init_process_group = self._watched_init(dist.init_process_group)
         dist.destroy_process_group = self._watched_destroy(dist.destroy_process_group)
+
+    def _watch_groups(self) -> None:
+        """Let the fingerprint see groups as they are made; it works without that, less exactly."""
+        try:
+            from keepstep.stack import groups
+
+            groups.watch()
+        except Exception:
+            note_failure(self._record, "fingerprint of groups")
 
     def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

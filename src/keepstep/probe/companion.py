@@ -21,6 +21,7 @@ from keepstep.probe import leftovers
 from keepstep.probe.warned import from_stderr
 
 _LIMIT = 2.0  # seconds that the rank waits for an answer
+_PATIENCE = 0.2  # and for the companion to end
 _LONGEST = 1 << 16  # bytes of a line that are looked at
 _ASK, _BYE = b"?", b"!"
 
@@ -42,6 +43,10 @@ class Companion:
             sys.stderr.flush()
         found = self._ask(_BYE)
         os.dup2(self._original, 2)
+        with contextlib.suppress(OSError):
+            # It ends when nobody can write to it any more: a child of the job may.
+            self._control.settimeout(_PATIENCE)
+            self._control.recv(1)
         self._control.close()
         return found
 
@@ -96,6 +101,7 @@ def start(record: Path, began: float, *, without_dump: bool) -> Companion | None
 def _serve(reading: _Reading, record: Path, began: float, without_dump: bool) -> None:
     """Be the companion, and end."""
     try:
+        os.setsid()  # who ends the rank's whole group leaves it time for the last words
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
@@ -134,7 +140,6 @@ class _Reading:
                 with contextlib.suppress(OSError):
                     self._control.sendall(json.dumps(answer).encode() + b"\n")
                 if asked == _BYE:
-                    self._control.close()
                     return True
 
     def until_all_is_read(self) -> None:

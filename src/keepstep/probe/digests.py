@@ -66,6 +66,11 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return next((value for value in _leaves((args, kwargs), 0) if _is_tensor(value)), None)
 
 
+def is_without_data(tensor: Any) -> bool:
+    """Return whether a tensor is a shape only (meta, fake)."""
+    return bool(tensor.is_meta) or "Fake" in type(tensor).__name__
+
+
 def add_tensor(digest: Any, tensor: Any, most: int | None) -> None:
     """Add shape, dtype and bytes of a tensor, of at most ``most`` elements spread over it."""
     digest.update(_shape(tensor))

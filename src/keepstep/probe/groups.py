@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from keepstep.probe.memory import device_used
+from keepstep.probe.memory import current_device, device_used
 from keepstep.probe.record import SeenGroup, note_failure
 
 if TYPE_CHECKING:
@@ -68,12 +68,22 @@ class Groups:
         self._record.groups.append(seen)
 
     def count(self, dist: Any, group: Any) -> None:
-        """Count one operation that the job started on a group."""
+        """Count one operation that the job started on a group, None for the default one."""
         if group is None:
             group = dist.GroupMember.WORLD
         pair = self._seen.get(id(group))
         if pair is not None:
             pair[1].calls += 1
+
+    def bind(self) -> None:
+        """Note the device that is set by now for the groups of NCCL that say none.
+
+        An older class finds its device when it is first used; by then it is this one.
+        """
+        device = current_device()
+        for _, seen in self._seen.values():
+            if seen.device is None and "NCCL" in seen.classes.get("cuda", ""):
+                seen.device = device
 
     def forget_calls(self, group: Any) -> None:
         """Leave out what was started on the group so far: it was the probe."""

@@ -19,6 +19,12 @@ def device_used() -> int | None:
     return int(total - free)
 
 
+def current_device() -> str | None:
+    """Return the name of the device that is set; None where the job has touched none."""
+    cuda = _cuda()
+    return None if cuda is None else f"cuda:{cuda.current_device()}"
+
+
 def used() -> int:
     """Return the bytes in use on the device; the resident set of the process without one."""
     device = device_used()

@@ -40,6 +40,7 @@ def parse(words: list[str]) -> Options:
     rest = list(words)
     while rest and rest[0].startswith("-"):
         name, joined, value = rest.pop(0).partition("=")
+        name = "--faster" if name == "--fast" else name
         if name == "--no-sweep":
             sweep = False
         elif name in ("--record", "--slow", "--faster", "--plant"):

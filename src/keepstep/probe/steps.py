@@ -12,6 +12,7 @@ from keepstep.probe import digests, memory
 from keepstep.probe.record import KEPT, SeenStep, note_failure
 
 if TYPE_CHECKING:
+    from keepstep.probe.groups import Groups
     from keepstep.probe.plants import Plants
     from keepstep.probe.record import Record
 
@@ -23,8 +24,8 @@ class Steps:
     gradient norm. The time that the probe itself takes is left out.
     """
 
-    def __init__(self, record: Record, plants: Plants) -> None:
-        self._record, self._plants = record, plants
+    def __init__(self, record: Record, plants: Plants, groups: Groups) -> None:
+        self._record, self._plants, self._groups = record, plants, groups
         self._leading: Any = None
         self._inside: Any = None  # the outermost module whose forward is running
         self._in_backward = False
@@ -86,12 +87,19 @@ class Steps:
             return  # an evaluation
         with self._record.own_time():
             try:
-                tensor = digests.first_tensor(args, kwargs)
-                self._tokens[-1] += 0 if tensor is None else tensor.numel()
-                if self._record.step_count < KEPT:
-                    self._data.add(args, kwargs)
+                self._note_inputs(args, kwargs)
             except Exception:
                 note_failure(self._record, "data")
+
+    def _note_inputs(self, args: Any, kwargs: Any) -> None:
+        tensor = digests.first_tensor(args, kwargs)
+        if tensor is not None and digests.is_without_data(tensor):
+            return  # a look at shapes, as a pipeline takes before its first step
+        # What requires a gradient is the result of another stage: counted there.
+        if tensor is not None and not tensor.requires_grad:
+            self._tokens[-1] += tensor.numel()
+        if self._record.step_count < KEPT:
+            self._data.add(args, kwargs)
 
     def _begin(self) -> None:
         self._began, self._record.own_s = time.perf_counter(), 0.0
@@ -112,6 +120,7 @@ class Steps:
         record = self._record
         if self._began is None:
             self._begin()
+        self._groups.bind()
         record.memory_before_first_step = memory.used()
         record.seed = torch.initial_seed()
         try:

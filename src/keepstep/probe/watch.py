@@ -66,7 +66,7 @@ class Watch:
 
     def _torch_is_here(self, torch: Any, seconds: float) -> None:
         self.record.import_s = seconds
-        Steps(self.record, self._plants).watch(torch)
+        Steps(self.record, self._plants, self._groups).watch(torch)
 
     def _watch_hard_exit(self) -> None:
         leave = os._exit
