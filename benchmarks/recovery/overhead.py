@@ -1,9 +1,10 @@
 """What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--pairs N]``.
 
-The same script runs under `keepstep run` and under plain torchrun, in turn. Each run gives two
-numbers: its median step, and the processor time that all its processes used for one step, which
-other work on the machine disturbs less. Each pair gives one ratio of each. A second torchrun run in
-each round shows how much the machine alone lets the ratios vary.
+The same script runs under `keepstep run` and under plain torchrun, in turn. Each run gives its
+median step, the processor time that all its processes used for one step, and how much of that was
+not training: launcher, agent, coordinator, spare, side threads. A second torchrun run in each round
+shows how much the machine alone lets the ratios vary. The third number is hardly disturbed by other
+work on the machine; it leaves out what the training thread itself does for supervision.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm, processes_of
 from benchmarks.recovery.marks import COMMIT, READY, MarkReader
 from benchmarks.recovery.metrics import step_seconds
-from benchmarks.recovery.processor import used
+from benchmarks.recovery.processor import Used, used
 from benchmarks.recovery.results import Results, machine, say
 from benchmarks.recovery.settings import WORLD_SIZE
 
@@ -30,6 +31,7 @@ GOAL = 1.01  # times the base's median step
 ENOUGH = 10  # pairs
 LOOK = 0.1  # seconds between two looks at the marks
 WALL, PROCESSOR = "median step", "processor time of a step"
+BESIDE = "processor time beside training"  # of a step
 
 
 def torchrun() -> list[str]:
@@ -100,20 +102,27 @@ def measure(name: str, steps: int) -> dict[str, float]:
         marks = reader.update()
     ready = max(mark.time for mark in marks if mark.event == READY)
     seconds = step_seconds(marks, since=ready, until=time.monotonic(), skip=SKIPPED)
-    processor = (last[1] - first[1]) / (last[0] - first[0])
-    say(f"{name}: {seconds * 1000:.2f} ms a step, {processor * 1000:.2f} ms of processor time")
-    return {WALL: seconds, PROCESSOR: processor}
+    steps_between, spent = last[0] - first[0], last[1].since(first[1])
+    beside = spent.supervision / steps_between
+    processor = spent.training / steps_between + beside
+    say(
+        f"{name}: {seconds * 1000:.2f} ms a step, {processor * 1000:.2f} ms of processor time, "
+        f"{beside * 1000:.2f} ms of it beside training"
+    )
+    return {WALL: seconds, PROCESSOR: processor, BESIDE: beside}
 
 
-def look(job: Job, reader: MarkReader, step: int) -> tuple[int, float] | None:
+def look(job: Job, reader: MarkReader, step: int) -> tuple[int, Used] | None:
     """Wait until every rank has committed ``step``; return the step then reached and the time used.
 
     None: the run ended before.
     """
     while not job.ended:
-        newest = {mark.rank: mark.step for mark in reader.update() if mark.event == COMMIT}
+        commits = [mark for mark in reader.update() if mark.event == COMMIT]
+        newest = {mark.rank: mark.step for mark in commits}
         if len(newest) == WORLD_SIZE and min(newest.values()) >= step:
-            return min(newest.values()), used(processes_of(job.folder))
+            ranks = {mark.pid for mark in commits}
+            return min(newest.values()), used(processes_of(job.folder), ranks)
         time.sleep(LOOK)
     return None
 
@@ -128,7 +137,23 @@ def ratios(records: Sequence[Round], name: str, what: str) -> list[float]:
 
 def render(records: Sequence[Round]) -> str:
     """Return the report as Markdown."""
-    return "\n".join(_table(records, what) for what in (WALL, PROCESSOR))
+    tables = [_table(records, what) for what in (WALL, PROCESSOR)]
+    return "\n".join([*tables, _beside(records)])
+
+
+def _beside(records: Sequence[Round]) -> str:
+    """Return what is not training as a share of the processor time of a torchrun step."""
+    lines = [
+        f"The {BESIDE}, as a share of all processor time of a step under {BASE}.",
+        "",
+        "| variant | median | least - greatest |",
+        "|---|---|---|",
+    ]
+    for name in VARIANTS:
+        shares = [record[name][BESIDE] / record[BASE][PROCESSOR] for record in records]
+        middle = statistics.median(shares)
+        lines.append(f"| {name} | {middle:.2%} | {min(shares):.2%} - {max(shares):.2%} |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(records: Sequence[Round], what: str) -> str:

@@ -109,7 +109,8 @@ def test_results_are_continued_only_with_what_they_were_made_with(tmp_path: Any)
 
 def rounds(ratio: float, count: int) -> list[dict[str, dict[str, float]]]:
     def of(name: str) -> dict[str, float]:
-        return {overhead.WALL: 0.1 * ratio if "keepstep" in name else 0.1, overhead.PROCESSOR: 0.2}
+        wall = 0.1 * ratio if "keepstep" in name else 0.1
+        return {overhead.WALL: wall, overhead.PROCESSOR: 0.2, overhead.BESIDE: 0.001}
 
     return [{name: of(name) for name in overhead.VARIANTS} for _ in range(count)]
 
@@ -129,6 +130,7 @@ def test_each_round_begins_with_another_variant() -> None:
 
 
 def test_one_round_is_enough_to_print() -> None:
-    wall, processor = overhead.render(rounds(1.02, 1)).split("The processor time")
+    wall, processor = overhead.render(rounds(1.02, 1)).split("The processor time of a step,")
     assert "| keepstep, 1 spare | 1.0200 |" in wall
     assert "| keepstep, 1 spare | 1.0000 |" in processor
+    assert "| keepstep, 1 spare | 0.50% |" in processor
