@@ -18,7 +18,7 @@ from keepstep.stack.named import Stack
 
 STEPPING = Path(__file__).with_name("inside") / "stepping.py"
 _OLDEST = (2, 15)  # that can change the members of a process group
-_PROGRAM = "from keepstep.cli.main import main; main()"
+PROGRAM = "from keepstep.cli.main import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def run_supervised(
     folder.mkdir(parents=True)
     summary, events = folder / "summary.json", folder / "events.jsonl"
     command = [
-        *(sys.executable, "-c", _PROGRAM, "run"),
+        *(sys.executable, "-c", PROGRAM, "run"),
         *("--python", stack.launcher, "--backend", "gloo"),
         *("--workers", str(workers), "--spares", "1", "--patience", f"{patience_s:g}"),
         *("--summary", str(summary), "--events", str(events)),
