@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 PER = 1000  # useful steps that a cost is given for
 
 
@@ -48,9 +50,30 @@ def ratio_text(ratio: float | None) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
+def margin_text(margin: float) -> str:
+    """Return a margin: ``5 %``."""
+    return f"{margin * 100:.3g} %"
+
+
 def cost_text(hours: float | None) -> str:
     """Return the hours that a thousand useful steps cost."""
     return "not known" if hours is None else f"{hours * PER:.3g}"
+
+
+def time_text(iso: str) -> str:
+    """Return a time of a record as people read it: ``2026-11-30 08:31 UTC``."""
+    try:
+        time = datetime.fromisoformat(iso)
+    except ValueError:
+        return iso
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time.tzinfo else iso
+
+
+def sentence_text(text: str) -> str:
+    """Return text as a sentence; a name or a command at its beginning stays as it is."""
+    first, _, _ = text.partition(" ")
+    begun = text if first == "keepstep" or not first.isalpha() else f"{text[:1].upper()}{text[1:]}"
+    return begun if begun.endswith((".", "!", "?")) or not begun else f"{begun}."
 
 
 def count_text(count: int, noun: str) -> str:

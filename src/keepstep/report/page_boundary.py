@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from keepstep.report.figures import PER, cost_text, ratio_text
+from keepstep.report.figures import PER, cost_text, ratio_text, sentence_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import BoundaryRow, Cost, OpenDifference, Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
 from keepstep.report.summary import gaps
 
+MOST_WAYS = 4  # that fit beside each other on a page in A4
+
 
 def boundary(rehearsal: Rehearsal) -> Markup:
-    """Return what can be switched back, until when, and what cannot."""
-    heads = [
-        "Way back",
-        "Undoes",
-        "How",
-        "Until",
-        "Keeps checkpoints saved since",
-        "Cannot undo",
-        "Proven here",
-    ]
-    body: Child = table(
-        "What can be switched back", heads, map(_lever, rehearsal.boundary), kind="boundary"
+    """Return what can be switched back, until when, and what cannot: a column for each way."""
+    ways = rehearsal.boundary
+    several = [ways[at : at + MOST_WAYS] for at in range(0, len(ways), MOST_WAYS)]
+    return section(
+        "boundary",
+        "The boundary: what can be switched back, and until when",
+        [_ways(each) for each in several] or soft_text("No way back was looked at."),
     )
-    if not rehearsal.boundary:
-        body = soft_text("No way back was looked at.")
-    return section("boundary", "The boundary: what can be switched back, and until when", body)
 
 
 def checkpoint(rehearsal: Rehearsal) -> Markup:
@@ -41,7 +35,7 @@ def checkpoint(rehearsal: Rehearsal) -> Markup:
     return section(
         "checkpoint",
         answer.question,
-        tag("p", verdict_mark(answer.verdict), " ", answer.answer, class_="answer"),
+        tag("p", verdict_mark(answer.verdict), " ", sentence_text(answer.answer), class_="answer"),
         tag("ul", [tag("li", line) for line in answer.evidence]) if answer.evidence else None,
         tag("p", tag("b", "Next: "), answer.next) if answer.next else None,
     )
@@ -58,7 +52,7 @@ def costs(rehearsal: Rehearsal) -> Markup | None:
         "costs",
         "What a useful step costs",
         table("Costs, all ranks together", heads, rows, kind="costs"),
-        [soft_text(note) for note in notes],
+        [soft_text(sentence_text(note)) for note in notes],
     )
 
 
@@ -93,19 +87,22 @@ def not_run(rehearsal: Rehearsal) -> Markup:
     )
 
 
-def _lever(row: BoundaryRow) -> tuple[Child, ...]:
-    proof = ", ".join(filter(None, (row.proof, row.receipt)))
-    return (
-        tag("span", row.lever, class_="lever"),
-        row.undoes,
-        row.how,
-        row.until,
-        row.keeps_checkpoints,
-        row.cannot_undo,
-        joined(
-            verdict_mark(row.proven), tag("span", proof, class_="soft reason") if proof else None
-        ),
-    )
+def _ways(ways: Sequence[BoundaryRow]) -> Markup:
+    rows: list[Sequence[Child]] = [
+        ("Undoes", *(way.undoes for way in ways)),
+        ("How", *(way.how for way in ways)),
+        ("Until", *(way.until for way in ways)),
+        ("Checkpoints saved since", *(way.keeps_checkpoints for way in ways)),
+        ("Cannot undo", *(way.cannot_undo for way in ways)),
+        ("Proven here", *(_proven(way) for way in ways)),
+    ]
+    heads = ["Way back", *(way.lever for way in ways)]
+    return table("What can be switched back", heads, rows, kind="boundary")
+
+
+def _proven(way: BoundaryRow) -> Markup:
+    proof = [tag("span", part, class_="soft reason") for part in (way.proof, way.receipt) if part]
+    return joined(verdict_mark(way.proven), proof)
 
 
 def _cost(cost: Cost) -> Iterator[tuple[Child, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keepstep.drills.record import DrillRecord
-from keepstep.report.figures import seconds_text
+from keepstep.report.figures import seconds_text, sentence_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
@@ -38,7 +38,7 @@ def _drill(record: DrillRecord, receipt: str) -> Markup:
     return tag(
         "article",
         head,
-        tag("p", record.reason),
+        tag("p", sentence_text(record.reason)),
         tag("p", tag("b", "Next: "), record.next) if record.next else None,
         table(f"Proofs of {record.name}", heads, rows, kind="proofs")
         if rows
@@ -68,7 +68,7 @@ def _is_rows(value: Any) -> bool:
 def _rows(caption: str, rows: Any) -> Markup:
     heads = list(dict.fromkeys(name for row in rows for name in row))
     body = [[plain(row.get(head)) for head in heads] for row in rows[:_MOST_ROWS]]
-    found = table(caption, [_words(head) for head in heads], body, kind="facts")
+    found = table(caption, [_words(head) for head in heads], body, kind="facts", titled=True)
     if len(rows) > _MOST_ROWS:
         return joined(found, soft_text(f"and {len(rows) - _MOST_ROWS} more: see the receipt"))
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from keepstep.canary.verdict import CellVerdict, Verdict
+from keepstep.report.figures import sentence_text
 from keepstep.report.grid import Block, Grid, grids, role_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import CellResult, Rehearsal
 from keepstep.report.page_measured import anchor, soft_table
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
-from keepstep.report.signs import MEANING
+from keepstep.report.signs import CLASS, MEANING
 from keepstep.report.summary import verdict_of_cell
 
 
@@ -17,7 +18,7 @@ def matrix(rehearsal: Rehearsal) -> Markup:
     return section(
         "matrix",
         "The matrix",
-        soft_text(_sentence(rehearsal.judgement.sentence)),
+        soft_text(sentence_text(rehearsal.judgement.sentence)),
         [_grid(grid) for grid in grids(rehearsal)],
         _legend(),
         _controls(rehearsal),
@@ -25,16 +26,12 @@ def matrix(rehearsal: Rehearsal) -> Markup:
     )
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
-
-
 def _grid(grid: Grid) -> Markup:
     corner = tag("th", "Variant", scope="col", class_="corner")
     head = tag("tr", corner, [tag("th", job, scope="col") for job in grid.jobs])
     whole = tag(
         "table",
-        tag("caption", "Cells: one job on one stack, one backend and one topology"),
+        tag("caption", tag("span", "Cells by variant and job", class_="unseen")),
         tag("thead", head),
         [_block(grid, block) for block in grid.blocks],
         class_="grid",
@@ -77,7 +74,7 @@ def _controls(rehearsal: Rehearsal) -> Markup | None:
         return soft_text("No control was judged: whether the judge can be believed is not known.")
     rows = [(control.name, verdict_mark(control.verdict), control.reason) for control in controls]
     caption = "Controls: can the judge be believed on this machine, today?"
-    return table(caption, ["Control", "Verdict", "Why"], rows, kind="controls")
+    return table(caption, ["Control", "Verdict", "Why"], rows, kind="controls", titled=True)
 
 
 def _needs_reading(cell: CellResult) -> bool:
@@ -92,20 +89,20 @@ def _trouble(cell: CellResult) -> Markup:
     return tag(
         "article",
         head,
-        tag("p", _sentence(found.reason)),
+        tag("p", sentence_text(found.reason)),
         tag("p", _to_prove(cell), class_="soft"),
         _gates(found),
         soft_table(found),
-        tag("p", _sentence(found.hang_bound), class_="soft") if found.hang_bound else None,
+        tag("p", sentence_text(found.hang_bound), class_="soft") if found.hang_bound else None,
         _receipt(cell),
-        class_="card trouble",
+        class_=f"card trouble {CLASS[found.verdict]}",
         id=anchor(cell),
     )
 
 
 def _to_prove(cell: CellResult) -> str:
     against = f"; compared with {cell.cell.against}" if cell.cell.against else ""
-    return f"{_sentence(role_text(cell.cell.role))[:-1]}, to prove: {cell.cell.proves}{against}."
+    return f"{role_text(cell.cell.role).capitalize()}, to prove: {cell.cell.proves}{against}."
 
 
 def _gates(found: CellVerdict) -> Child:
@@ -118,7 +115,7 @@ def _gates(found: CellVerdict) -> Child:
     ]
     passed = f"Gates passed: {', '.join(good)}." if good else "No gate passed."
     return joined(
-        table("Gates that did not pass", heads, rows) if rows else None,
+        table("Gates that did not pass", heads, rows, titled=True) if rows else None,
         soft_text(passed),
     )
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from keepstep.canary.verdict import CellVerdict, SoftResult, Verdict
-from keepstep.report.figures import count_text, ratio_text, seconds_text, value_text
+from keepstep.report.figures import (
+    count_text,
+    margin_text,
+    ratio_text,
+    seconds_text,
+    sentence_text,
+    value_text,
+)
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import CellResult, Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
@@ -37,15 +44,9 @@ def soft_table(found: CellVerdict) -> Markup | None:
     """Return the metrics of a cell that were compared; None without any."""
     if not found.soft:
         return None
-    heads = [
-        "Metric",
-        "Reference",
-        "This cell",
-        "Change",
-        "Interval and margin",
-        "Pairs",
-        "Verdict",
-    ]
+    picture = tag("span", "Picture", class_="unseen")
+    heads: list[Child] = ["Metric", "Reference", "This cell", "Change", "Interval", "Margin"]
+    heads += [picture, "Pairs", "Verdict"]
     return table(f"Metrics of {found.cell}", heads, map(_row, found.soft), kind="metrics")
 
 
@@ -63,7 +64,7 @@ def _cell(cell: CellResult) -> Markup:
     return tag(
         "article",
         head,
-        tag("p", found.reason),
+        tag("p", sentence_text(found.reason)),
         soft_table(found),
         tag("p", " · ".join(filter(None, facts)), class_="soft"),
         class_="cell",
@@ -78,18 +79,19 @@ def _row(soft: SoftResult) -> tuple[Child, ...]:
         value_text(soft.reference, soft.unit),
         value_text(soft.candidate, soft.unit),
         ratio_text(soft.ratio),
-        joined(strip(soft), tag("span", _bounds(soft), class_="bounds")),
+        _bounds(soft),
+        margin_text(soft.margin),
+        strip(soft),
         _pairs(soft),
         verdict_mark(soft.verdict),
     )
 
 
 def _bounds(soft: SoftResult) -> str:
-    margin = f"margin {ratio_text(1 + soft.margin)}"
     if soft.lower is None and soft.upper is None:
-        return margin
+        return "not known"
     low, high = (ratio_text(bound) if bound else "open" for bound in (soft.lower, soft.upper))
-    return f"{low} to {high}, {margin}"
+    return f"{low} to {high}"
 
 
 def _pairs(soft: SoftResult) -> str:

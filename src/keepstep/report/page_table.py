@@ -27,24 +27,36 @@ def verdict_mark(verdict: Verdict, word: str | None = None) -> Markup:
 
 
 def table(
-    caption: str, heads: Sequence[str], rows: Iterable[Sequence[Child]], *, kind: str = ""
+    caption: str,
+    heads: Sequence[Child],
+    rows: Iterable[Sequence[Child]],
+    *,
+    kind: str = "",
+    titled: bool = False,
 ) -> Markup:
     """Return a table whose first column names the row.
 
     On a narrow screen each row becomes a block, in which every value has its heading beside it.
+
+    Args:
+        caption: What the table holds; read aloud, and seen where it is ``titled``.
+        heads: Of the columns.
+        rows: A value for each column.
+        kind: A class for its look.
+        titled: Whether the caption is to be seen: not where a heading says the same.
     """
     body = [_row(heads, row) for row in rows]
     top = tag("tr", [tag("th", head, scope="col") for head in heads])
     return tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption, class_=None if titled else "unseen")),
         tag("thead", top),
         tag("tbody", body),
         class_=f"plain stacked {kind}".rstrip(),
     )
 
 
-def _row(heads: Sequence[str], row: Sequence[Child]) -> Markup:
+def _row(heads: Sequence[Child], row: Sequence[Child]) -> Markup:
     first, *others = row
     cells = [tag("th", first, scope="row")]
     cells += [

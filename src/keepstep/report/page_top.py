@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.report.figures import bytes_text, count_text, seconds_text
+from keepstep.report.figures import bytes_text, count_text, seconds_text, sentence_text, time_text
 from keepstep.report.markup import Markup, joined, tag
 from keepstep.report.model import Machine, Rehearsal
 from keepstep.report.page_table import section, table
@@ -15,9 +15,8 @@ def header(rehearsal: Rehearsal) -> Markup:
     source = tag(
         "p", tag("b", "keepstep rehearse"), " ", tag("span", rehearsal.plan, class_="path")
     )
-    facts = " · ".join(
-        (rehearsal.started, f"{seconds_text(rehearsal.seconds)} of work", rehearsal.machine.host)
-    )
+    began, took = time_text(rehearsal.started), seconds_text(rehearsal.seconds)
+    facts = " · ".join((began, f"{took} of work", rehearsal.machine.host))
     return tag("header", source, tag("p", facts, class_="facts"))
 
 
@@ -73,4 +72,4 @@ def _machine(machine: Machine) -> str:
 
 def _step(step: Step) -> Markup:
     about = tag("span", f" ({step.about})", class_="soft") if step.about else None
-    return joined(step.text, about)
+    return joined(sentence_text(step.text), about)

@@ -28,6 +28,7 @@ def strip(soft: SoftResult) -> Markup | None:
     edge = place(1 + soft.margin)
     parts = [
         tag("rect", x=edge, y=0, width=_WIDTH - edge, height=_HEIGHT, class_="beyond"),
+        tag("line", x1=0, x2=_WIDTH, y1=_MIDDLE, y2=_MIDDLE, class_="axis"),
         tag("line", x1=place(1), x2=place(1), y1=0, y2=_HEIGHT, class_="same"),
         tag("line", x1=edge, x2=edge, y1=0, y2=_HEIGHT, class_="margin"),
         tag("rect", x=low, y=_MIDDLE - 2, width=max(2.0, high - low), height=4, class_="interval"),

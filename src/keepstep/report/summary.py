@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from keepstep.canary.facts import Facts
-from keepstep.canary.verdict import Verdict, worst
+from keepstep.canary.verdict import SoftResult, Verdict, worst
 from keepstep.report.model import CellResult, NotRun, Rehearsal
 
 MOST_STEPS = 8  # that a reader is asked to take in; the others are with what they are about
@@ -67,6 +67,8 @@ def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
         asked.setdefault(text, [])
     for why, count in _not_run_by_reason(rehearsal.not_run):
         asked.setdefault(f"Run the plan where this is not so: {why} ({count} not run)", [])
+    if verdict_of(rehearsal) is Verdict.PASS:
+        asked.setdefault("Sign below, and keep the old stack until no checkpoint needs it", [])
     return tuple(
         Step(text=text, about=_listed(list(dict.fromkeys(filter(None, about)))))
         for text, about in asked.items()
@@ -133,15 +135,30 @@ def _open(rehearsal: Rehearsal) -> str:
 def _asked(rehearsal: Rehearsal, verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Yield what gates, drills and the checkpoint with this verdict ask for, and who asks."""
     for cell in rehearsal.cells:
-        for gate in cell.verdict.gates if cell.verdict else ():
+        # What a control was planted with is found in it, and is nothing to mend.
+        if cell.verdict is None or cell.verdict.verdict is Verdict.PASS:
+            continue
+        for gate in cell.verdict.gates:
             if gate.verdict is verdict and gate.next:
                 yield cell.cell.id, gate.next
+        for soft in cell.verdict.soft:
+            if soft.judged and soft.verdict is verdict:
+                yield cell.cell.id, _about_metric(soft)
     for drill in rehearsal.drills:
         if drill.verdict is verdict and drill.next:
             yield drill.name, drill.next
     answer = rehearsal.checkpoint
     if answer and answer.verdict is verdict and answer.next:
         yield "checkpoint", answer.next
+
+
+def _about_metric(soft: SoftResult) -> str:
+    """Return what to do about a metric without a pass."""
+    if soft.verdict is Verdict.FAIL:
+        return "Compare the receipt with that of the reference: keepstep receipt diff A B"
+    if soft.pairs_wanted:
+        return f"Set pairs = {soft.pairs_wanted} in the plan: the noise is too large for fewer"
+    return f"Find out why there is no answer about {soft.metric}: {soft.reason}"
 
 
 def _not_run_by_reason(not_run: Iterable[NotRun]) -> list[tuple[str, int]]:
