@@ -58,7 +58,7 @@ def _lines(
     if form:
         lines.append(f"  writes checkpoints of form {form['form']} (docs/checkpoint.md)")
     lines += [f"  {line}" for line in _machine_lines(found, reasons)]
-    lines.append(f"  loaded: {count_text(len(found['libraries']), 'library')[:-1]}ies that matter")
+    lines.append(f"  loaded: {count_text(len(found['libraries']), 'shared object')} that matter")
     lines += [f"  {line}" for line in _duplicate_lines(found)]
     lines += [f"  {line}" for line in _variable_lines(found)]
     if changed:

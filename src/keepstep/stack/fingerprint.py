@@ -20,7 +20,7 @@ from typing import Any
 
 from keepstep.stack import groups as process_groups
 from keepstep.stack.libraries import duplicates, loaded_libraries, nccl_version
-from keepstep.stack.machine import driver_and_gpus, limits
+from keepstep.stack.machine import NoDriverError, driver_and_gpus, limits
 from keepstep.stack.variables import allowed, status_of, version_of
 
 FORMAT = 1
@@ -36,7 +36,8 @@ def fingerprint() -> dict[str, Any]:
         try:
             return function()
         except Exception as error:  # whatever a foreign environment comes up with
-            reasons[name] = f"{type(error).__name__}: {error}"
+            plain = isinstance(error, NoDriverError | LookupError)
+            reasons[name] = str(error) if plain else f"{type(error).__name__}: {error}"
             return None
 
     torch = read("torch", _torch)

@@ -90,6 +90,7 @@ def _torch(fingerprint: Mapping[str, Any]) -> dict[str, str]:
     found["nccl"] = (fingerprint.get("nccl") or {}).get("version")
     builds = fingerprint.get("backend_impls") or {}
     found.update({f"builds.{name}": builds.get(name) for name in ("gloo", "nccl")})
+    found["checkpoint.form"] = (fingerprint.get("checkpoint_format") or {}).get("form")
     return {name: str(value) for name, value in found.items() if value}
 
 
@@ -138,9 +139,6 @@ def _rest(fingerprint: Mapping[str, Any]) -> dict[str, str]:
     builds = fingerprint.get("backend_impls") or {}
     found.update({f"builds.{k}": str(v) for k, v in builds.items() if k not in ("gloo", "nccl")})
     found.update(_prefixed("limit", fingerprint.get("limits") or {}))
-    form = fingerprint.get("checkpoint_format") or {}
-    if form.get("form"):
-        found["checkpoint form"] = f"{form['form']} ({form['fields']} tensor properties)"
     found["host"] = str(fingerprint.get("host") or "")
     found["kernel"] = str(fingerprint.get("kernel") or "")
     return found
