@@ -291,6 +291,28 @@ def test_the_interpreter_is_recorded_as_an_absolute_path(
     assert load_with(store, "link").record.python == str(python.parent / "link")
 
 
+def test_a_stack_is_loaded_with_by_its_name(
+    checkpoint: Checkpoint,
+    fake: Interpreter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "keepstep" / "stacks" / "old"
+    folder.mkdir(parents=True)
+    python = fake(answer())
+    (folder / "stack.json").write_text(json.dumps({"name": "old", "python": python, "prefix": []}))
+    path = str(checkpoint())
+    code, out, _ = run(capsys, "test-load", path, "--stack", "old")
+    assert (code, f"in: {python}," in out) == (ExitCode.PASS, True)
+    assert read_records(LocalStore(Path(path)))[0].python == python
+    code, _, said = run(capsys, "test-load", path, "--stack", "odl")
+    assert (code, "there is no stack odl (there is: old)" in said) == (ExitCode.USAGE, True)
+    code, _, said = run(capsys, "test-load", path, "--stack", "old", "--python", python)
+    assert (code, "wanted either --python EXE or --stack NAME" in said) == (ExitCode.USAGE, True)
+
+
 def test_exit_codes_of_the_command(
     checkpoint: Checkpoint, fake: Interpreter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

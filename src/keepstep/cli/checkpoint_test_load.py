@@ -16,6 +16,7 @@ from keepstep.checkpoint.store import open_store
 from keepstep.checkpoint.testload import Keys, Loaded, load_with
 from keepstep.cli.checkpoint_answer import PathArgument, answered, count_text, size_text
 from keepstep.exit_codes import ExitCode
+from keepstep.stack.named import find_stack
 
 _SHOWN = 10
 _LONGEST = 300  # characters of an exception's text; --json has all
@@ -30,13 +31,21 @@ _CODES = {
 def test_load(
     path: PathArgument,
     python: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Python of the environment to load with; keepstep need not be in it.",
             metavar="EXE",
             show_default=False,
         ),
-    ],
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help="Load with this stack instead (keepstep stack list).",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     keys_from: Annotated[
         Path | None,
         typer.Option(
@@ -54,10 +63,20 @@ def test_load(
 
     It runs what a load runs: also the code that objects in the checkpoint name.
     """
-    found = load_with(open_store(path), python, keys_from, _show if sys.stderr.isatty() else None)
+    interpreter = _interpreter(python, stack)
+    progress = _show if sys.stderr.isatty() else None
+    found = load_with(open_store(path), interpreter, keys_from, progress)
     kept = write_record(found.record) if record else None
     print(json.dumps(_json(path, found, kept)) if as_json else "\n".join(_lines(path, found, kept)))
     return _CODES[found.record.verdict]
+
+
+def _interpreter(python: str | None, stack: str | None) -> str:
+    if python is not None and stack is None:
+        return python
+    if stack is not None and python is None:
+        return find_stack(stack).launcher
+    raise ValueError("wanted either --python EXE or --stack NAME, the environment to load with")
 
 
 def _json(path: str, found: Loaded, kept: Path | None) -> dict[str, Any]:
