@@ -10,7 +10,7 @@ import sys
 from keepstep.probe import script
 from keepstep.probe.options import OptionsError, parse
 from keepstep.probe.plants import PlantError
-from keepstep.probe.watch import Watch
+from keepstep.probe.watch import INTERRUPTED, Watch
 
 _USAGE = 2
 
@@ -32,7 +32,7 @@ def main() -> None:
         watch.ended("exit", exit_code(error.code))
         raise
     except KeyboardInterrupt as error:
-        watch.ended("exception", 130, error)
+        watch.ended("exception", INTERRUPTED, error)
         raise
     except BaseException as error:
         watch.ended("exception", 1, error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from keepstep.probe.options import Options
 
+INTERRUPTED = 128 + signal.SIGINT
+
 
 class Watch:
     """The probe of this process."""
@@ -38,7 +42,7 @@ class Watch:
         self._sweep = options.sweep
         self._shared = leftovers.shared_names()
         self._script_ended: float | None = None
-        self._over = False
+        self._over = self._interrupted = False
         self._companion: companion.Companion | None = None
 
     def begin(self) -> None:
@@ -62,7 +66,7 @@ class Watch:
         finder.when_imported("torch", self._torch_is_here)
         Warned(record).watch()
         self._watch_hard_exit()
-        atexit.register(self._finish)  # the first to be registered is the last to be called
+        atexit.register(self._at_exit)  # the first to be registered is the last to be called
 
     def _torch_is_here(self, torch: Any, seconds: float) -> None:
         self.record.import_s = seconds
@@ -96,9 +100,20 @@ class Watch:
             return
         self._script_ended = time.perf_counter()
         record.end, record.exit_code = how, code
+        self._interrupted = isinstance(error, KeyboardInterrupt)
         if error is not None:
             record.error = f"{type(error).__name__}: {error}"[:2000]
         record.write()
+
+    def _at_exit(self) -> None:
+        self._finish()
+        if self._interrupted and os.getpid() == self.record.pid:
+            # Python ends a script by this signal, but not a module (-m), which the probe is.
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
 
     def _finish(self) -> None:
         record = self.record
