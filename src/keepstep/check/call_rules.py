@@ -85,7 +85,7 @@ def _names_read(scene: Scene) -> set[str]:
     """Return every identifier that is read anywhere, as a name, an attribute or an export."""
     found: set[str] = set()
     for part in scene.parts:
-        for node in ast.walk(part.tree):
+        for node in part.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 found.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -148,7 +148,7 @@ def _without_wait(part: Part) -> Iterator[Finding]:
 
 
 def _read_in(part: Part, name: str) -> bool:
-    for node in ast.walk(part.tree):
+    for node in part.nodes:
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
             return True
         if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load):

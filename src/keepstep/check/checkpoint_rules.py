@@ -20,7 +20,7 @@ _CAUGHT = ("BaseException", "CheckpointException")
 def check(scene: Scene) -> Iterator[Finding]:
     """Yield what the rules KS401 to KS405 find."""
     for part in scene.parts:
-        for node in ast.walk(part.tree):
+        for node in part.nodes:
             if isinstance(node, ast.Try):
                 yield from _not_caught(part, node)
             elif isinstance(node, ast.Call) and scene.leap.crosses(15):

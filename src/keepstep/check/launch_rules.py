@@ -51,7 +51,7 @@ def _takes_all(scene: Scene) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr == "parse_known_args"
         for part in scene.parts
-        for node in ast.walk(part.tree)
+        for node in part.nodes
     )
 
 
@@ -63,7 +63,7 @@ def _not_passed(scene: Scene) -> Iterator[Finding]:
         used = any(
             isinstance(node, ast.Attribute) and node.attr == "local_rank"
             for each in scene.parts
-            for node in ast.walk(each.tree)
+            for node in each.nodes
         )
         if spelled and used:
             sure = scene.launch.launcher == "torchrun"
@@ -79,7 +79,7 @@ def _reads_local_rank(scene: Scene) -> bool:
     return any(
         isinstance(node, ast.Constant) and node.value == "LOCAL_RANK"
         for part in scene.parts
-        for node in ast.walk(part.tree)
+        for node in part.nodes
     )
 
 

@@ -34,18 +34,34 @@ def look(question: Question) -> Report:
 
     Raises:
         CannotLookError: The script is missing or no Python source.
+        BadLayoutError: A layout to count cannot be read.
+    """
+    code, scene = look_at_code(question)
+    findings, not_looked = list(code.findings), list(code.not_looked)
+    for more, unseen in (look_at_machine(scene, question), count(scene, question)):
+        findings += more
+        not_looked += unseen
+    return _report(findings, not_looked, code.looked)
+
+
+def look_at_code(question: Question) -> tuple[Report, Scene]:
+    """Return what the code, the variables and the launch line say; no other process is started.
+
+    Raises:
+        CannotLookError: The script is missing or no Python source.
     """
     sources = read_sources(question.script, question.include)
     scene = see(sources, question.leap, question.launch, dict(question.environment))
     findings = [*_broken(sources), *_of_code(scene, question)]
     not_looked = [*sources.not_looked, *_frameworks(sources)]
-    for more, unseen in (look_at_machine(scene, question), count(scene, question)):
-        findings += more
-        not_looked += unseen
+    return _report(findings, not_looked, tuple(module.file for module in sources.modules)), scene
+
+
+def _report(
+    findings: list[Finding], not_looked: list[NotLooked], looked: tuple[str, ...]
+) -> Report:
     return Report(
-        findings=worst_first(findings),
-        not_looked=tuple(dict.fromkeys(not_looked)),
-        looked=tuple(module.file for module in sources.modules),
+        findings=worst_first(findings), not_looked=tuple(dict.fromkeys(not_looked)), looked=looked
     )
 
 

@@ -39,7 +39,7 @@ def check(scene: Scene) -> Iterator[Finding]:
     if scene.leap.new < 15:
         return
     for part in scene.parts:
-        for node in ast.walk(part.tree):
+        for node in part.nodes:
             yield from _compared(part, node)
             yield from _expected_class(part, node)
             yield from _legacy_call(part, node)
@@ -190,17 +190,35 @@ def _expected_class(part: Part, node: ast.AST) -> Iterator[Finding]:
     if isinstance(node, ast.Call) and len(node.args) == 2:
         name = part.names.of(node.func)
         if name in ("isinstance", "issubclass") and _only_legacy(part, node.args[1]):
-            yield RULES["KS202"].at(part, node, _short(node))
+            yield _class_finding(part, node)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         sides = (node.left, node.comparators[0])
         is_type = any(
             isinstance(each, ast.Call) and part.names.of(each.func) == "type" for each in sides
         )
         if is_type and any(part.names.of(each) == _CLASS for each in sides):
-            yield RULES["KS202"].at(part, node, _short(node))
+            yield _class_finding(part, node)
         named = any(isinstance(s, ast.Constant) and s.value == "ProcessGroupNCCL" for s in sides)
         if named and any("__name__" in ast.unparse(each) for each in sides):
-            yield RULES["KS202"].at(part, node, _short(node))
+            yield _class_finding(part, node)
+
+
+def _class_finding(part: Part, node: ast.expr) -> Finding:
+    """Breaks where the job stops without that class; elsewhere a branch is skipped."""
+    stops = False
+    for each in part.above(node):
+        if isinstance(each, ast.Assert):
+            stops = True
+        if isinstance(each, ast.If):
+            stops = any(isinstance(statement, ast.Raise) for statement in each.body)
+        if isinstance(each, ast.stmt):
+            break
+    return RULES["KS202"].at(
+        part,
+        node,
+        _short(node) + ("" if stops else ": this branch is no longer taken"),
+        severity=Severity.BREAKS if stops else Severity.CHANGES,
+    )
 
 
 def _only_legacy(part: Part, node: ast.expr) -> bool:
@@ -218,8 +236,18 @@ def _legacy_call(part: Part, node: ast.AST) -> Iterator[Finding]:
     called = source.func if isinstance(source, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else ""
     name = called.id if isinstance(called, ast.Name) else name
-    if name in _GIVES_BACKEND and not _on_cpu(source):
+    if name in _GIVES_BACKEND and not _on_cpu(source) and not _guarded(part, node):
         yield RULES["KS203"].at(part, node, f"{_short(node)}: only ProcessGroupNCCL has it")
+
+
+def _guarded(part: Part, node: ast.AST) -> bool:
+    """Return whether the code has asked before whether it is there."""
+    for each in part.above(node):
+        if isinstance(each, ast.If | ast.IfExp):
+            text = ast.unparse(each.test)
+            if "isinstance(" in text or "hasattr(" in text:
+                return True
+    return False
 
 
 def _on_cpu(node: ast.expr) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from keepstep.check.sources import Module, absolute
 
@@ -116,11 +115,6 @@ def canonical(name: str) -> str:
         if name.startswith(other):
             return public + name.removeprefix(other)
     return name
-
-
-def calls(tree: ast.AST) -> Iterator[ast.Call]:
-    """Yield every call under a node."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

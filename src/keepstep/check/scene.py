@@ -9,7 +9,7 @@ from functools import cached_property
 
 from keepstep.check.launch import Launch
 from keepstep.check.leap import Leap
-from keepstep.check.naming import DIST, Names, argument, calls, is_none, spreads
+from keepstep.check.naming import DIST, Names, argument, is_none, spreads
 from keepstep.check.sources import Module, Sources
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module | ast.Lambda
@@ -26,6 +26,11 @@ class Part:
         tree[module.name] = self.names
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node, in the order of ast.walk."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
         """Each node's parent."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
@@ -33,7 +38,8 @@ class Part:
     @cached_property
     def calls(self) -> list[tuple[ast.Call, str]]:
         """Every call, with the full name of what it calls ("" for others)."""
-        return [(call, self.names.of(call.func)) for call in calls(self.tree)]
+        found = (node for node in self.nodes if isinstance(node, ast.Call))
+        return [(call, self.names.of(call.func)) for call in found]
 
     def called(self, *names: str) -> Iterator[ast.Call]:
         """Yield the calls of one of these full names."""
@@ -57,7 +63,7 @@ class Part:
         """Names that are only ever given constant strings, and these."""
         found: dict[str, set[str]] = {}
         other: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             for name, value in _given(node):
                 texts = _constants(value)
                 if texts is None:
@@ -70,7 +76,7 @@ class Part:
     def options(self) -> dict[str, ast.Call]:
         """Options of the command line by the name of their attribute."""
         found = {}
-        for call in calls(self.tree):
+        for call, _ in self.calls:
             if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
                 continue
             spelled = [a.value for a in call.args if isinstance(a, ast.Constant)]
@@ -212,7 +218,7 @@ def spellings(part: Part, node: ast.expr | None, launch: Launch) -> set[str]:
 
 
 def _names_cuda(part: Part) -> bool:
-    for node in ast.walk(part.tree):
+    for node in part.nodes:
         if isinstance(node, ast.Attribute) and node.attr == "cuda":
             return True
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -81,7 +81,7 @@ def _read_script(script: Path) -> str:
         )
     try:
         return _text(script)
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise CannotLookError(f"{script}: {_why(error)}; {wanted}") from None
 
 
@@ -89,7 +89,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or error}"
     if isinstance(error, UnicodeDecodeError):
-        return f"is not text in {error.encoding}: byte {error.start} does not fit"
+        return f"is not text in {error.encoding.upper()}: byte {error.start} does not fit"
     return str(error)
 
 
@@ -100,7 +100,12 @@ def _text(path: Path) -> str:
     data = path.read_bytes()
     if b"\0" in data:
         raise ValueError("holds zero bytes: it is binary, not text")
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        raise ValueError(
+            f"is not text in UTF-8, and declares no other encoding that Python knows: {error.msg}"
+        ) from None
     return data.decode(encoding)
 
 
@@ -192,7 +197,7 @@ class _Reader:
     def _read(self, module: Module, path: Path, name: str) -> None:
         try:
             text = _text(path)
-        except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self.seen.add(path.resolve())
             self.not_looked.append(
                 NotLooked(

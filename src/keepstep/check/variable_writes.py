@@ -26,7 +26,7 @@ class Write:
 
 def writes(part: Part) -> Iterator[Write]:
     """Yield os.environ[...] = ..., setdefault, update, putenv and a dict of variables."""
-    for node in ast.walk(part.tree):
+    for node in part.nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 name = _subscript(part, target)
