@@ -8,7 +8,8 @@ with the mean of both. Two questions, asked apart:
   metric passes, so several metrics make a wrong pass rarer, not more frequent: no correction.
 - *Is it worse?* A loss is proven (the lower bound is above nothing; 99 %, corrected by Holm for the
   number of metrics) and its best estimate is beyond the margin. Asking that the whole interval is
-  beyond it would miss half of all 10 % slowdowns at 2 % noise; a bare threshold knows no noise.
+  beyond it would miss many 10 % slowdowns at 2 % noise; a bare threshold knows no noise. The price:
+  a true loss just within the margin may be called one beyond it, but never what is no loss.
 
 Everything else is inconclusive. The noise comes from the pairs and from the A/A runs beside them
 (a two-way layout of arms and rounds); the larger estimate is taken, so that neither lucky pairs nor

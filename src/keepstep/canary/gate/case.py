@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from keepstep.canary.cell import Cell
+from keepstep.canary.cell import Cell, Role
 from keepstep.canary.plan import Job, Plan
 from keepstep.canary.record import Outcome, RankRecord, RunRecord
 from keepstep.canary.verdict import GateResult, Verdict
@@ -36,7 +36,10 @@ class Case:
 
     @property
     def is_whole(self) -> bool:
-        """Every run that the plan wants is there and ended."""
+        """Every run that the plan wants is there and ended as it should."""
+        if self.cell.role is Role.REFUSAL:
+            ends = [run.outcome in (Outcome.REFUSED, Outcome.CRASH) for run in self.runs]
+            return sum(ends) == self.plan.pairs
         return len(self.ended) == self.plan.pairs
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from keepstep.canary.gate.case import Case, settle
-from keepstep.canary.gate.seen import has, of_the_job
+from keepstep.canary.gate.seen import environment, has, of_the_job
 from keepstep.canary.record import RankRecord, RunRecord
 from keepstep.canary.verdict import GateResult
 
@@ -15,15 +15,17 @@ _UNSET = "unset"
 def same_on_all_ranks(case: Case) -> GateResult:
     """Versions, libraries, variables and the groups' classes are those of rank 0 everywhere."""
     problems = [
-        f"{where} has no fingerprint" for where, rank in case.ranks() if not has(rank, "torch")
+        f"{where}: the fingerprint is missing or damaged"
+        for where, rank in case.ranks()
+        if not has(rank, "torch") or of_the_job(rank) is None
     ]
     for run in case.ended:
         problems += _differences(run)
     wrong = [
-        f"{where}: {name} is {_environment_of(rank, name)}"
+        f"{where}: {name} is {environment(rank).get(name, _UNSET)}"
         for where, rank in case.ranks()
         for name, value in case.cell.variables.items()
-        if has(rank, "environment") and _environment_of(rank, name) != value
+        if has(rank, "environment") and environment(rank).get(name) != value
     ]
     return settle(
         case,
@@ -46,7 +48,7 @@ def _differences(run: RunRecord) -> Iterator[str]:
         found = _facts(rank)
         shared = _groups_of(first) & _groups_of(rank)
         for name in sorted(expected.keys() | found.keys()):
-            if name.startswith("group ") and name.split("'")[1] not in shared:
+            if name.startswith("group.") and name.split(".", 1)[1].rpartition(".")[0] not in shared:
                 continue
             here, there = found.get(name, _UNSET), expected.get(name, _UNSET)
             if here != there:
@@ -57,17 +59,14 @@ def _differences(run: RunRecord) -> Iterator[str]:
 
 
 def _facts(rank: RankRecord) -> dict[str, str]:
-    facts = of_the_job(rank)
+    facts = of_the_job(rank) or {}
     for group in rank.groups:
-        facts[f"group '{group.name}', class"] = str(sorted(group.classes.items()))
-        facts[f"group '{group.name}', asked"] = group.asked
-        facts[f"group '{group.name}', timeout"] = str(group.timeout_s)
+        classes = [f"{device}:{name}" for device, name in sorted(group.classes.items())]
+        facts[f"group.{group.name}.classes"] = ", ".join(classes)
+        facts[f"group.{group.name}.asked"] = group.asked
+        facts[f"group.{group.name}.timeout"] = f"{group.timeout_s} s"
     return facts
 
 
 def _groups_of(rank: RankRecord) -> set[str]:
     return {group.name for group in rank.groups}
-
-
-def _environment_of(rank: RankRecord, name: str) -> str:
-    return of_the_job(rank).get(f"variable {name}", _UNSET)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keepstep.canary.record import RankRecord
+from keepstep.stack.material import material
 
 # Variables that differ between ranks, between runs, or between the places of two stacks.
 OF_A_RANK = frozenset(
@@ -86,23 +87,14 @@ def gpu_names(rank: RankRecord) -> list[str]:
     return [str(_of(gpu, "uuid") or "") for gpu in gpus]
 
 
-def of_the_job(rank: RankRecord) -> dict[str, str]:
-    """Return what must be the same in every process of a job, by name."""
-    facts = {f"variable {name}": value for name, value in environment(rank).items()}
-    facts = {name: text for name, text in facts.items() if name.split()[-1] not in OF_A_RANK}
-    for key in ("python", "driver"):
-        if has(rank, key):
-            facts[key] = str(rank.fingerprint[key])
-    if nccl := _of(rank.fingerprint.get("nccl"), "version"):
-        facts["NCCL"] = str(nccl)
-    for name, value in _table(rank, "torch").items():
-        facts[f"torch {name}"] = str(value)
-    for name, value in _table(rank, "packages").items():
-        facts[f"package {name}"] = str(value)
-    libraries = rank.fingerprint.get("libraries")
-    for library in libraries if isinstance(libraries, list | tuple) else ():
-        facts[f"library {_of(library, 'name')}"] = str(_of(library, "build_id"))
-    return facts
+def of_the_job(rank: RankRecord) -> dict[str, str] | None:
+    """Return what must be the same in every process of a job; None: the fingerprint is damaged."""
+    try:
+        facts = material(rank.fingerprint)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    facts |= {f"variable.{name}": value for name, value in environment(rank).items()}
+    return {name: text for name, text in facts.items() if name.split(".")[-1] not in OF_A_RANK}
 
 
 def _twice(facts: object) -> str:
