@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from keepstep.canary.cell import Cell, Role
+from keepstep.canary.matrix import arguments
+from keepstep.canary.plan import Plan
 from keepstep.canary.processes import Processes
 from keepstep.canary.record import Outcome, RankRecord, RunRecord
+from keepstep.canary.schedule import Turn
 from keepstep.stack.exposed import exposed
 from keepstep.stack.named import Stack
 
@@ -36,114 +39,97 @@ _PASSED_PREFIXES = ("LC_", "NCCL_", "GLOO_", "TORCH_", "UCX_", "FI_", "SLURM_")
 _NEVER = ("TORCHELASTIC_", "TORCH_FR_", "SLURM_JWT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What every run of a job has in common: proven to be the same by its digest."""
-
-    name: str
-    script: Path
-    arguments: tuple[str, ...] = ()
-    launch: tuple[str, ...] = ()  # the user's launcher; "{job}" stands for what it starts
-
-
 def run_cell(
+    plan: Plan,
     cell: Cell,
-    job: Job,
     *,
+    script: Path,
     stack: Stack,
     folder: Path,
-    pair: int,
-    order: int,
-    limit_s: float,
-    probe: Sequence[str] = (),
+    turn: Turn,
 ) -> RunRecord:
-    """Run ``cell`` and return what was seen; nothing of it is running afterwards.
+    """Run ``cell`` once and return what was seen; nothing of it is running afterwards.
 
     Args:
+        plan: What it belongs to.
         cell: What to run.
-        job: Its script.
+        script: Of its job.
         stack: The environment to run it in.
-        folder: For records and output of the ranks; made when missing.
-        pair: Number of the round.
-        order: Position among all runs.
-        limit_s: Seconds until it counts as hung.
-        probe: Options for the probe, such as a planted slowdown.
+        folder: For records and output of the ranks; emptied first.
+        turn: Which run of the rehearsal it is.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = (*job.arguments, "--backend", cell.backend)
-    variables = {**stack.variables, **cell.variables}
+    given = arguments(plan, cell, str(folder / "checkpoint"))
+    launch = [word.replace("{ranks}", str(cell.world_size)) for word in plan.jobs[cell.job].launch]
+    planted = _planted(plan, cell)
+    probed = ["-m", "keepstep.probe", "--record", str(folder), *planted, str(script), *given]
+    own = {**stack.variables, **cell.variables}
     started, begin = datetime.now(UTC), time.monotonic()
     with Processes() as processes, contextlib.ExitStack() as files:
         port = _free_port()
-        for rank, command in enumerate(_commands(cell, job, arguments, stack, folder, probe)):
+        for rank in range(1 if launch else cell.world_size):
             output = files.enter_context(open(folder / f"output-{rank}.txt", "wb"))
-            processes.start(
-                command, _variables(cell, job, stack, rank, port), output, job.script.parent
-            )
-        ended = processes.wait(limit_s, GRACE_S)
+            variables = {**_machine_variables(cell), **_rank_variables(cell, rank, port), **own}
+            if launch:
+                variables = {**_machine_variables(cell), **own}
+            processes.start(stack.command(*launch, *probed), variables, output, script.parent)
+        ended = processes.wait(plan.limits.run_s, GRACE_S)
         left = processes.left_over() if ended else []
         codes = [each.poll() for each in processes.started]
         processes.kill()
         pids = [each.pid for each in processes.started]
     ranks, unreadable = _records(folder, cell.world_size)
-    outcome, reason = _outcome(cell, ended, codes, ranks, limit_s)
+    outcome, reason = _outcome(cell, ended, codes, ranks, plan.limits.run_s)
     return RunRecord(
         cell=cell.id,
-        pair=pair,
-        order=order,
+        pair=turn.pair,
+        order=turn.order,
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - begin,
         outcome=outcome,
         exit_code=next((code for code in codes if code), 0) if ended else None,
         reason="; ".join(filter(None, (reason, *unreadable))),
-        launch=(*job.launch, *probe, job.script.name, *arguments),
-        variables=variables,
+        launch=(*launch, *planted, script.name, *arguments(plan, cell, "checkpoint")),
+        variables=own,
         stack=stack.name,
-        job=job.name,
-        job_sha256=hashlib.sha256(job.script.read_bytes()).hexdigest(),
+        job=cell.job,
+        job_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
         ranks=ranks,
         leftovers=(*left, *_left_in_memory(pids)),
         output_tail=_tail(folder, codes),
     )
 
 
-def _commands(
-    cell: Cell,
-    job: Job,
-    arguments: Sequence[str],
-    stack: Stack,
-    folder: Path,
-    probe: Sequence[str],
-) -> list[list[str]]:
-    """Return one command a rank, or the user's launcher alone."""
-    probed = ["-m", "keepstep.probe", "--record", str(folder), *probe]
-    probed += [str(job.script.resolve()), *arguments]
-    if not job.launch:
-        return [stack.command(*probed) for _ in range(cell.world_size)]
-    line = [part for word in job.launch for part in (probed if word == "{job}" else [word])]
-    return [stack.command(*line)]
+def _planted(plan: Plan, cell: Cell) -> list[str]:
+    """Return the options of the probe for a control."""
+    factor = f"{1 + plan.planted:g}"
+    options = {Role.SLOWER: ["--slow", factor], Role.FASTER: ["--faster", factor]}
+    return options.get(cell.role, [])
 
 
-def _variables(cell: Cell, job: Job, stack: Stack, rank: int, port: int) -> dict[str, str]:
-    """Return the environment of one rank, torchrun's variables among it."""
+def _machine_variables(cell: Cell) -> dict[str, str]:
+    """Return what a rank may know of the machine."""
     found = {name: value for name, value in os.environ.items() if _is_passed(name)}
     found["PYTHONPATH"] = str(exposed())
-    found["PYTHONDONTWRITEBYTECODE"] = "1"
     found["OMP_NUM_THREADS"] = "1"  # as torchrun sets it for more than one process
     if not cell.gpus:
         found["CUDA_VISIBLE_DEVICES"] = ""
-    if not job.launch:
-        found |= {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(cell.world_size),
-            "LOCAL_WORLD_SIZE": str(cell.world_size),
-            "GROUP_RANK": "0",
-            "ROLE_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-    return {**found, **stack.variables, **cell.variables}
+    return found
+
+
+def _rank_variables(cell: Cell, rank: int, port: int) -> dict[str, str]:
+    """Return torchrun's variables for one rank on one node."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(cell.world_size),
+        "LOCAL_WORLD_SIZE": str(cell.world_size),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def _is_passed(name: str) -> bool:

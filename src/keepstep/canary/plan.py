@@ -84,6 +84,13 @@ class Limits(Facts):
     artifacts: Annotated[int, Field(ge=0)] = 0  # recorder dumps that each rank leaves, exactly
 
 
+class Rollback(Facts):
+    """Who answers for the ways back. What nobody owns, and what has no end, is said to be so."""
+
+    owner: str = ""  # who may pull a lever
+    until: Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""  # the day it must be gone
+
+
 class Margins(Facts):
     """Per metric, how much worse is not worse; ``informative``: shown and not judged."""
 
@@ -111,6 +118,7 @@ class Plan(Facts):
     planted: Annotated[float, Field(gt=0, lt=1)] = 0.10  # slowdown and gain of the controls
     valid_days: Annotated[int, Field(ge=1, le=366)] = 30  # of receipts
     drills: tuple[Drill, ...] = ()
+    saving_job: str = ""  # that the drills rollback and restore save and resume
     expected_warnings: tuple[str, ...] = ()  # parts of texts that may be new
     stacks: dict[Name, str]  # to the name of a stack, or to a version of PyTorch
     backends: dict[str, dict[str, str]]  # by stack: spelling and variables to the class it builds
@@ -121,6 +129,7 @@ class Plan(Facts):
     margins: Margins
     limits: Limits = Limits()
     parity: Parity = Parity()
+    rollback: Rollback = Rollback()
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Plan:
@@ -145,6 +154,8 @@ class Plan(Facts):
 
     @model_validator(mode="after")
     def _rules_are_whole(self) -> Plan:
+        if "restore" in self.drills or "rollback" in self.drills:
+            _known(self.jobs, saving_job=self.saving_job)
         if self.parity.tolerance and not self.parity.reason:
             raise Unfit("parity.reason", "wanted why losses may differ, as tolerance is not 0")
         for number, more in enumerate(self.beside):

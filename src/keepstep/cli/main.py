@@ -27,6 +27,7 @@ _COMMANDS: dict[str, dict[str, Any]] = {
     "probe": {"allow_interspersed_args": False},
     "explain": {},
     "check": {},
+    "rehearse": {},
     "check-recorder": {},
     "checkpoint": {},
     "stack": {},

@@ -1,0 +1,143 @@
+"""``keepstep rehearse``: the canary matrix and every drill, one report, signed receipts."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from keepstep.canary.matrix import cells, runnable
+from keepstep.canary.plan import Plan, default_plan, default_text, read_plan
+from keepstep.canary.verdict import Verdict
+from keepstep.exit_codes import ExitCode
+from keepstep.receipt.keys import default_key
+from keepstep.rehearsal.folder import Folder, only_one
+from keepstep.rehearsal.machine import allocation, this_machine
+from keepstep.rehearsal.rehearse import Rehearsed, Request
+from keepstep.rehearsal.rehearse import rehearse as run_rehearsal
+from keepstep.report.data import as_json
+from keepstep.report.html import as_html
+from keepstep.report.summary import verdict_of
+from keepstep.report.text import as_text
+
+_INFRASTRUCTURE = ExitCode.INFRASTRUCTURE
+_CODES = {
+    Verdict.PASS: ExitCode.PASS,
+    Verdict.FAIL: ExitCode.FAIL,
+    Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    Verdict.NOT_RUN: ExitCode.INCONCLUSIVE,
+}
+
+
+def rehearse(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Plan in TOML; without one, the plan that comes with keepstep.",
+            metavar="[PLAN.toml]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results, receipts and the report.")] = Path(
+        "rehearsal"
+    ),
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            help="Folder or address of a run's checkpoints: which of them can the old stack read?",
+            metavar="ROOT",
+            show_default=False,
+        ),
+    ] = "",
+    only_list: Annotated[
+        bool, typer.Option("--list", help="List the cells and what can run here; run nothing.")
+    ] = False,
+    print_plan: Annotated[
+        bool, typer.Option("--print-plan", help="Print the plan, to start one's own with.")
+    ] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> ExitCode:
+    """Prove, on this machine, that a team can move to a new PyTorch and get back.
+
+    Results are on disk after every run: the same command goes on after an interruption.
+    """
+    try:
+        text = plan.read_text(encoding="utf-8") if plan else default_text()
+        if print_plan:
+            print(text, end="")
+            return ExitCode.PASS
+        wanted = read_plan(plan) if plan else default_plan()
+        if only_list:
+            print("\n".join(_listed(wanted)))
+            return ExitCode.PASS
+        request = Request(
+            plan=wanted,
+            text=text,
+            name=plan.name if plan else "default.toml",
+            key=default_key(),
+            checkpoints=checkpoints,
+        )
+        return _run(request, out, json_wanted)
+    except ValueError as error:
+        return _told(error, ExitCode.USAGE)
+    except FileNotFoundError as error:
+        return _told(error, ExitCode.USAGE)
+    except OSError as error:
+        return _told(f"{error}; what was run is kept: the same command goes on", _INFRASTRUCTURE)
+
+
+def _run(request: Request, out: Path, json_wanted: bool) -> ExitCode:
+    signal.signal(signal.SIGTERM, _interrupt)
+    with only_one(out) as folder:
+        try:
+            found = run_rehearsal(request, folder, _say)
+        except KeyboardInterrupt:
+            _say(f"interrupted; what was run is in {out}: the same command goes on")
+            raise
+        page = _write(found, folder)
+    if json_wanted:
+        print(as_json(found.rehearsal, found.receipt))
+    else:
+        print(
+            as_text(
+                found.rehearsal,
+                shutil.get_terminal_size().columns,
+                sys.stdout.isatty(),
+                found.receipt,
+            )
+        )
+        print(f"report: {page}")
+    return _CODES[verdict_of(found.rehearsal)]
+
+
+def _write(found: Rehearsed, folder: Folder) -> Path:
+    folder.write_text("report.json", as_json(found.rehearsal, found.receipt))
+    return folder.write_text("report.html", as_html(found.rehearsal, found.receipt))
+
+
+def _listed(plan: Plan) -> list[str]:
+    machine = allocation(this_machine())
+    lines = []
+    for cell in cells(plan):
+        why = runnable(cell, machine)
+        lines.append(f"{cell.id}: {f'not run: {why}' if why else f'{plan.pairs} runs'}")
+        lines.append(f"    {cell.role.value}; {cell.topology}; {cell.proves}")
+    return [*lines, *(f"drill {name}" for name in plan.drills)]
+
+
+def _say(text: str) -> None:
+    print(f"keepstep: {text}", file=sys.stderr, flush=True)
+
+
+def _told(error: object, code: ExitCode) -> ExitCode:
+    _say(str(error))
+    return code
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,123 @@
+"""A rehearsal from its plan to its report: reads like a table of contents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from keepstep._version import __version__
+from keepstep.canary.judge import judge
+from keepstep.canary.matrix import cells
+from keepstep.canary.plan import Plan
+from keepstep.receipt.keys import SigningKey
+from keepstep.rehearsal.assemble import Seen, all_material, assemble, sign_all
+from keepstep.rehearsal.drilling import run_drills
+from keepstep.rehearsal.folder import Folder, Head, OtherRehearsalError, digest
+from keepstep.rehearsal.machine import allocation, this_machine
+from keepstep.rehearsal.matrix_runs import Runs, run_matrix
+from keepstep.rehearsal.scripts import script_of
+from keepstep.rehearsal.seal import Seal
+from keepstep.rehearsal.stacks import prepare
+from keepstep.report.model import ReceiptFile, Rehearsal
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be rehearsed."""
+
+    plan: Plan
+    text: str  # the plan's TOML
+    name: str  # of its file
+    key: SigningKey
+    checkpoints: str = ""  # folder or address of the checkpoints of a real run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """What came of it."""
+
+    rehearsal: Rehearsal
+    receipt: ReceiptFile  # over all of it
+
+
+def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
+    """Run what is not on disk yet, judge all of it, and sign it.
+
+    Raises:
+        OtherRehearsalError: The folder belongs to another plan.
+        ValueError, OSError: A job, a stack or the disk is not as it should be.
+    """
+    begin, plan = time.monotonic(), request.plan
+    head = _head(request, folder)
+    scripts = {name: script_of(plan, name) for name in plan.jobs}
+    machine = this_machine()
+    stacks = prepare(plan, say)
+    matrix = cells(plan)
+    runs = run_matrix(
+        plan,
+        matrix,
+        machine=allocation(machine),
+        stacks=stacks,
+        scripts=scripts,
+        folder=folder,
+        say=say,
+    )
+    drills = run_drills(plan, stacks, scripts, len(machine.gpus), folder, say)
+    seen = Seen(
+        plan=plan,
+        cells=matrix,
+        runs=runs,
+        drills=drills,
+        judgement=judge(plan, matrix, runs.records),
+        machine=machine,
+        stacks=stacks,
+    )
+    seal = Seal(
+        folder=folder,
+        key=request.key,
+        plan={request.name: digest(request.text)},
+        valid_days=plan.valid_days,
+    )
+    rehearsal = assemble(
+        seen,
+        sign_all(seen, seal, scripts),
+        name=request.name,
+        plan_sha256=head.plan_sha256,
+        started=head.started,
+        seconds=time.monotonic() - begin,
+        notes=_notes(head, runs),
+        checkpoints=request.checkpoints,
+    )
+    return Rehearsed(rehearsal=rehearsal, receipt=seal.rehearsal(rehearsal, all_material(seen)))
+
+
+def _notes(head: Head, runs: Runs) -> tuple[str, ...]:
+    """Return what a reader must know of how it went."""
+    if not head.resumed:
+        return ()
+    times = ", ".join(head.resumed)
+    return (
+        f"taken up again at {times}; {runs.found_on_disk} runs are of an earlier sitting, so the "
+        "time between the runs of a pair may be longer than their neighbours'",
+    )
+
+
+def _head(request: Request, folder: Folder) -> Head:
+    """Return what the folder is about, or make it about this plan."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    wanted, head = digest(request.text), folder.read_head()
+    if head is None:
+        head = Head(plan_sha256=wanted, started=now, keepstep=__version__)
+    elif head.plan_sha256 != wanted:
+        raise OtherRehearsalError(
+            f"{folder.path}: it holds a rehearsal of another plan (plan.toml in it); wanted a new "
+            "folder: --out DIR"
+        )
+    else:
+        head = head.model_copy(update={"resumed": (*head.resumed, now)})
+    folder.write_head(head, request.text)
+    return head

@@ -1,0 +1,83 @@
+"""Signs what was seen: one receipt a cell, one a drill, and one over all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepstep.canary.cell import Cell
+from keepstep.canary.record import RunRecord
+from keepstep.canary.verdict import CellVerdict
+from keepstep.drills.record import DrillRecord
+from keepstep.receipt.keys import SigningKey
+from keepstep.receipt.material import Material
+from keepstep.receipt.sealed import seal
+from keepstep.receipt.statement import Kind
+from keepstep.rehearsal.folder import Folder
+from keepstep.report.model import ReceiptFile, Rehearsal
+from keepstep.stack.material import material
+
+REHEARSAL = "rehearsal"  # the name of the receipt over all others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Signs into one folder."""
+
+    folder: Folder
+    key: SigningKey
+    plan: Mapping[str, str]  # name of the plan's file to its SHA-256
+    valid_days: int
+
+    def cell(
+        self,
+        cell: Cell,
+        runs: Sequence[RunRecord],
+        verdict: CellVerdict,
+        script: Path,
+        found: Material,
+    ) -> ReceiptFile:
+        """Sign a cell: its runs and what the judge says of them."""
+        records = {
+            "runs": [run.model_dump(mode="json") for run in runs],
+            "verdict": verdict.model_dump(mode="json"),
+        }
+        job = {script.name: hashlib.sha256(script.read_bytes()).hexdigest()}
+        return self._write(cell.id, Kind.CELL, job, records, found)
+
+    def drill(self, drill: DrillRecord) -> ReceiptFile:
+        """Sign a drill."""
+        found: Material = {
+            stack: {"interpreter": material(fingerprint)}
+            for stack, fingerprint in drill.fingerprints.items()
+        }
+        return self._write(drill.name, Kind.DRILL, {}, drill.model_dump(mode="json"), found)
+
+    def rehearsal(self, rehearsal: Rehearsal, found: Material) -> ReceiptFile:
+        """Sign the whole, which names the digest of every other receipt."""
+        return self._write(REHEARSAL, Kind.REHEARSAL, {}, rehearsal.model_dump(mode="json"), found)
+
+    def _write(
+        self,
+        name: str,
+        kind: Kind,
+        subject: Mapping[str, str],
+        records: Mapping[str, object],
+        found: Material,
+    ) -> ReceiptFile:
+        envelope = seal(
+            kind,
+            {**self.plan, **subject},
+            records,
+            key=self.key,
+            material=found,
+            valid_days=self.valid_days,
+        )
+        path = self.folder.write_receipt(name, envelope)
+        return ReceiptFile(
+            file=str(path.relative_to(self.folder.path)),
+            sha256=hashlib.sha256(envelope).hexdigest(),
+            about=name,
+        )
