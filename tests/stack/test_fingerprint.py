@@ -159,8 +159,8 @@ def test_nothing_that_cannot_be_read_raises(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name in ("loaded_libraries", "limits", "driver_and_gpus", "allowed", "_packages"):
         monkeypatch.setattr(module, name, broken)
-    monkeypatch.setattr(module.process_groups, "groups", broken)
-    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+    monkeypatch.setattr("keepstep.stack.groups.groups", broken)
+    monkeypatch.setitem(sys.modules, "torch", None)
     found = module.fingerprint()
     assert found["groups"] == found["libraries"] == found["gpus"] == []
     for name in ("torch", "environment", "limits", "driver", "packages"):
@@ -175,7 +175,7 @@ def test_without_a_driver_the_reason_is_said(
     def missing(name: str) -> None:
         raise OSError(f"{name}: no such library")
 
-    monkeypatch.setattr(machine.ctypes, "CDLL", missing)
+    monkeypatch.setattr("ctypes.CDLL", missing)
     monkeypatch.setattr(machine, "_PROC", tmp_path)
     with pytest.raises(machine.NoDriverError, match=r"no NVML .*and no "):
         machine.driver_and_gpus()

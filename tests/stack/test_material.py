@@ -75,10 +75,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("libraries/0/build_id", "cc", "library.libnccl.so.2"),
         ("driver", "570.2", "driver"),
         ("gpus/1/name", "NVIDIA H100", "gpus"),
-        ("groups/0/classes/cuda", "ProcessGroupNCCL", "group.0.classes"),
-        ("groups/0/timeout_s", 1800.0, "group.0.timeout"),
+        ("groups/0/timeout_s", 1800.0, "group.timeouts"),
         ("environment/NCCL_ALGO/value", "Tree", "variable.NCCL_ALGO"),
-        ("backend_impls/nccl", "ProcessGroupNCCL", "builds.nccl"),
+        ("backend_impls/nccl", "ProcessGroupNCCL", "group.nccl"),
         ("duplicates", [{"name": "libnccl"}], "duplicates"),
         ("checkpoint_format/form", "C", "checkpoint.form"),
         ("packages/numpy", "2.5", "package.numpy"),
@@ -99,6 +98,8 @@ def test_what_is_material(path: str, value: Any, field: str) -> None:
         ("gpus/0/uuid", "GPU-9"),
         ("environment/RANK/value", "1"),
         ("groups/0/device", "cuda:1"),
+        ("groups/0/name", "e141ae2001c0"),
+        ("groups/0/ranks", [2, 3]),
         ("limits/memlock", 9),
         ("checkpoint_format/how", "by the version"),
     ],
@@ -107,6 +108,15 @@ def test_what_is_not(path: str, value: Any) -> None:
     other = changed(path, value)
     assert material(other) == material(FINGERPRINT)
     assert not any(each.material for each in differences(FINGERPRINT, other))
+
+
+def test_the_class_of_a_group_is_material_whatever_its_name() -> None:
+    legacy = changed("groups/0/classes/cuda", "ProcessGroupNCCL")
+    found = [each.field for each in differences(FINGERPRINT, legacy)]
+    assert found == ["group.classes", "group.timeouts"]
+    more = copy.deepcopy(FINGERPRINT)
+    more["groups"].append({**more["groups"][0], "name": "1"})
+    assert material(more) == material(FINGERPRINT)
 
 
 def test_a_library_that_cuda_loads_later_is_no_difference() -> None:

@@ -64,7 +64,7 @@ def test_two_stacks_differ_in_torch_and_share_nccl(monkeypatch: pytest.MonkeyPat
     old, new = (ask_fingerprint(real(version, monkeypatch)) for version in ("2.14.1", "2.15.0"))
     fields = [each.field for each in differences(old, new)]
     assert fields[:2] == ["torch.version", "torch.git"]
-    assert {"builds.nccl", "checkpoint.form", "library.libtorch_cuda.so"} <= {*fields}
+    assert {"group.nccl", "checkpoint.form", "library.libtorch_cuda.so"} <= {*fields}
     assert same_nccl(old, new) == "2.30.7"
 
 

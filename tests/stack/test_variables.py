@@ -91,6 +91,7 @@ def test_only_the_table_is_taken_from_an_environment() -> None:
 def test_who_a_rank_is_and_what_it_logs_is_not_material() -> None:
     assert not is_material("RANK")
     assert not is_material("NCCL_DEBUG")
+    assert not is_material("TORCH_FR_DUMP_TEMP_FILE")
     assert not is_material("HF_TOKEN")
     assert is_material("NCCL_ALGO")
 

@@ -89,7 +89,8 @@ def _torch(fingerprint: Mapping[str, Any]) -> dict[str, str]:
     found["python"] = fingerprint.get("python")
     found["nccl"] = (fingerprint.get("nccl") or {}).get("version")
     builds = fingerprint.get("backend_impls") or {}
-    found.update({f"builds.{name}": builds.get(name) for name in ("gloo", "nccl")})
+    # A group's, although there may be none yet: a variable of the launcher can decide it.
+    found.update({f"group.{name}": builds.get(name) for name in ("gloo", "nccl")})
     found["checkpoint.form"] = (fingerprint.get("checkpoint_format") or {}).get("form")
     return {name: str(value) for name, value in found.items() if value}
 
@@ -115,13 +116,15 @@ def _machine(fingerprint: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _groups(fingerprint: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    """Return the kinds of groups: names and numbers of groups differ from rank to rank."""
+    classes, timeouts = set(), set()
     for each in fingerprint.get("groups") or []:
-        classes = sorted(f"{device}:{name}" for device, name in each["classes"].items())
-        found[f"group.{each['name']}.classes"] = ", ".join(classes)
+        built = ", ".join(sorted(f"{device}:{name}" for device, name in each["classes"].items()))
+        classes.add(built)
         if each["timeout_s"] is not None:
-            found[f"group.{each['name']}.timeout"] = f"{each['timeout_s']:g} s"
-    return found
+            timeouts.add(f"{built} {each['timeout_s']:g} s")
+    found = {"group.classes": classes, "group.timeouts": timeouts}
+    return {name: "; ".join(sorted(texts)) for name, texts in found.items() if texts}
 
 
 def _variables(fingerprint: Mapping[str, Any]) -> dict[str, str]:

@@ -112,14 +112,12 @@ _NO_RECORDER = dict.fromkeys(_NEW, "nothing records on this backend before 2.15"
 _NO_DUMP = "a group of nccl-lazy left no dump when it hung (measured on H200)"
 
 
-def _recorder(name: str, instead: str = "", first: Version = OLDEST) -> list[Row]:
+def _recorder(name: str, instead: str = "") -> list[Row]:
     every = (GLOO, LEGACY)
-    rows = (
-        []
-        if first >= (2, 15)
-        else [Row(name, every, _HEADERS, last=(2, 14), instead=instead, elsewhere=_NO_RECORDER)]
-    )
-    return [*rows, Row(name, (*every, NCCL2, LAZY), _HEADERS, first=(2, 15), instead=instead)]
+    return [
+        Row(name, every, _HEADERS, last=(2, 14), instead=instead, elsewhere=_NO_RECORDER),
+        Row(name, (*every, NCCL2, LAZY), _HEADERS, first=(2, 15), instead=instead),
+    ]
 
 
 def _dump(name: str, old: bool) -> list[Row]:

@@ -44,6 +44,18 @@ _SPELLINGS = {
 }
 
 
+# Where one run writes its files, and what one rank is called: never the same in two runs.
+_OF_ONE_RUN = frozenset(
+    {
+        "NCCL_COMM_ID",
+        "NCCL_HOSTID",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    }
+)
+
+
 @dataclass(frozen=True)
 class Status:
     """What becomes of one variable."""
@@ -130,7 +142,7 @@ def names() -> tuple[str, ...]:
 
 def is_material(name: str) -> bool:
     """Tell whether a variable decides what runs, and not only who a rank is or what it logs."""
-    return name in ROWS and ROWS[name][-1].material
+    return name in ROWS and name not in _OF_ONE_RUN and ROWS[name][-1].material
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
