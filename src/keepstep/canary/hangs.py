@@ -21,4 +21,5 @@ def hang_bound(runs: Sequence[RunRecord]) -> str:
     if hung:
         return text
     bound = 100 * (1 - 0.05 ** (1 / len(counted)))
-    return f"{text}: under {bound:.2g} % of runs hang (95 % confidence)"
+    said = f"{bound:.0f}" if bound > 0.95 else f"{bound:.1g}"
+    return f"{text}: under {said} % of runs hang (95 % confidence)"

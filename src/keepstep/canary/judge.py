@@ -92,8 +92,12 @@ def _judge_cell(
     if reference and _are_comparable(gates) and case.is_comparable:
         soft = judge_metrics(_measured(plan, cell, cells, found))
     verdict = _verdict(gates, soft)
-    if reference and not soft and verdict is Verdict.PASS:
-        verdict = Verdict.INCONCLUSIVE
+    reason = cell_reason(cell, verdict, gates, soft)
+    if reference and verdict is Verdict.PASS:
+        behind = _judge_cell(plan, reference, cells, found)
+        if behind.verdict is not Verdict.PASS:
+            verdict = Verdict.INCONCLUSIVE
+            reason = f"its reference {reference.id} does not pass: {behind.reason}"
     return CellVerdict(
         cell=cell.id,
         role=cell.role,
@@ -101,7 +105,7 @@ def _judge_cell(
         runs=len(ran),
         gates=gates,
         soft=tuple(soft),
-        reason=cell_reason(cell, verdict, gates, soft),
+        reason=reason,
         hang_bound=hang_bound(ran),
     )
 
