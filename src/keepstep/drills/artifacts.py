@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from keepstep.canary.facts import Facts
+from keepstep.drills.expected import Dump, Expectation
+from keepstep.drills.notebook import Notebook
 from keepstep.recorder import naming
 from keepstep.recorder.delivery import check_recorder
 from keepstep.recorder.disk import EPHEMERAL, observe
@@ -125,6 +127,68 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"user {number}"
+
+
+def compared(artifact: Artifact, digest: str) -> Artifact:
+    """Return the artifact, of no use where its rank says that it wrote other bytes."""
+    if artifact.sha256 == digest:
+        return artifact
+    return artifact.model_copy(update={"reason": "its rank wrote other bytes than these"})
+
+
+def prove_artifacts(
+    notebook: Notebook, artifacts: list[Artifact], expectation: Expectation, held: int
+) -> None:
+    """Compare what each rank left by itself with what is known, and what it left when asked."""
+    for artifact in artifacts:
+        if artifact.how == "asked":
+            continue
+        due = expectation.held if artifact.rank == held else expectation.waiting
+        notebook.prove(
+            f"rank {artifact.rank}'s dump, by itself",
+            as_known(artifact, due),
+            seen=_artifact_text(artifact, due),
+            wanted=f"{due} ({expectation.source})",
+            evidence=artifact.path if artifact.arrived else "",
+        )
+    by_itself = {each.rank: each for each in artifacts if each.how == "by itself"}
+    for artifact in artifacts:
+        if artifact.how == "by itself" or by_itself[artifact.rank].usable:
+            continue
+        notebook.prove(
+            f"rank {artifact.rank}'s dump, when asked",
+            artifact.usable,
+            seen=_artifact_text(artifact, Dump.WRITTEN),
+            wanted="a dump of this rank and this run, that can be read",
+            evidence=artifact.path if artifact.arrived else "",
+            mend=expectation.way,
+        )
+
+
+def as_known(artifact: Artifact, due: Dump) -> bool | None:
+    """Return whether what a rank left by itself is what is known; None where nothing is known.
+
+    A dump that arrives although none was expected is as good as any; one that is there and cannot
+    be used never is.
+    """
+    if artifact.arrived:
+        return artifact.usable
+    if due is Dump.UNKNOWN:
+        return None
+    return due is Dump.ABSENT
+
+
+def _artifact_text(artifact: Artifact, due: Dump) -> str:
+    if not artifact.arrived:
+        known = " (expected absent)" if due is Dump.ABSENT else f": {artifact.reason}"
+        return f"absent{known}"
+    if artifact.reason:
+        return f"there, and of no use: {artifact.reason}"
+    news = ", though it was expected absent" if due is Dump.ABSENT else ""
+    return (
+        f"{artifact.size} bytes, {artifact.age_s:.1f} s old, of {artifact.owner}, "
+        f"{artifact.operations} operations, the last {artifact.last}{news}"
+    )
 
 
 def place_of_jobs(variables: Mapping[str, str], backend: str, implementation: str) -> JobPlace:

@@ -9,9 +9,16 @@ from pathlib import Path
 
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.verdict import Outcome
-from keepstep.drills.artifacts import Artifact, look_at, place_of_jobs
+from keepstep.drills.artifacts import (
+    Artifact,
+    compared,
+    look_at,
+    place_of_jobs,
+    prove_artifacts,
+)
 from keepstep.drills.expected import Dump, Expectation, expected, implementation
-from keepstep.drills.held_ranks import ASKED, OWN, Observed, run_held
+from keepstep.drills.held_ranks import ASKED, OWN, WARM_UP, Observed, run_held
+from keepstep.drills.injection import held_name, prove_injection
 from keepstep.drills.limits import Limits
 from keepstep.drills.notebook import Notebook, Say, quiet
 from keepstep.drills.record import DrillRecord
@@ -20,7 +27,6 @@ from keepstep.drills.surroundings import base_variables, gpus, minor_of, needs_g
 from keepstep.incident.gather import gather
 from keepstep.stack.named import Stack
 
-WARM_UP = 3  # collectives before the one that hangs; as in inside/held.py
 WORLD_SIZE, HELD = 3, 1
 
 _NAMED = "the diagnosis names the held rank"
@@ -95,7 +101,7 @@ def hang(
     }
     if needs_gpu(backend) and not gpus():
         why = f"{backend} needs an NVIDIA GPU, this machine has none"
-        notebook.not_run(_held_name(), why, "a rank that stays before the collective")
+        notebook.not_run(held_name(HELD), why, "a rank that stays before the collective")
         notebook.not_run("each rank's recorder dump is as known", why, setting.expectation.source)
         notebook.not_run(_NAMED, why, f"rank {HELD}")
         notebook.next.append(f"run the drill on a machine with a GPU: backend {backend}")
@@ -142,109 +148,6 @@ def _fingerprint(observed: Observed) -> dict[str, object]:
     return found
 
 
-# --- did it happen? -----------------------------------------------------------------------------
-
-
-def _held_name() -> str:
-    return f"rank {HELD} was held before the collective"
-
-
-def prove_injection(
-    notebook: Notebook, observed: Observed, limits: Limits, expectation: Expectation
-) -> None:
-    """Write down whether the fault happened: without each of these nothing else counts."""
-    held = observed.held
-    line = observed.first(held, "held")
-    pid = observed.pids[held] if observed.pids else 0
-    entered = [rank for rank in observed.waiting if observed.first(rank, "entered")]
-    notebook.prove(
-        _held_name(),
-        line is not None and observed.first(held, "entered") is None,
-        seen=_held_text(line, pid) if line else _why_not_held(observed),
-        wanted="it says that it is held, and never that it has entered",
-        evidence=f"stack-{held}.txt",
-        fault=True,
-    )
-    notebook.prove(
-        "the other ranks had entered it",
-        entered == list(observed.waiting),
-        seen=f"{_ranks(entered)} entered all_reduce {WARM_UP + 1}",
-        wanted=f"{_ranks(observed.waiting)}",
-        evidence=f"progress-{observed.waiting[0]}.jsonl",
-        fault=True,
-    )
-    ends = {rank: _wait_of(observed, rank) for rank in observed.waiting}
-    fired = all(_fired(observed, rank, limits, expectation) for rank in observed.waiting)
-    notebook.prove(
-        "the timeout fired on every rank that waits",
-        fired,
-        seen="; ".join(f"rank {rank}: {text}" for rank, text in ends.items()),
-        wanted=f"{expectation.end}, {limits.operation_s:g} s after it entered or later",
-        fault=True,
-    )
-    still = observed.last(held, "still held")
-    kept = still is not None and still["at"] > observed.looked > 0 and observed.state in "RSD"
-    notebook.prove(
-        f"rank {held} was still held when the timeout had fired",
-        kept and held not in observed.ends,
-        seen=_still_text(observed, still),
-        wanted="its process alive, and a line of its own after the last wait had ended",
-        evidence=f"progress-{held}.jsonl",
-        fault=True,
-    )
-
-
-def _held_text(line: Mapping[str, object], pid: int) -> str:
-    same = "" if line["pid"] == pid else f" (started as {pid})"
-    return f"process {line['pid']}{same} sleeps in held.py, line {line['line']}"
-
-
-def _why_not_held(observed: Observed) -> str:
-    early = {rank: code for rank, code in observed.ends.items() if code}
-    if early:
-        return "; ".join(f"rank {rank} ended with {code}" for rank, code in early.items())
-    return "it never said so"
-
-
-def _wait_of(observed: Observed, rank: int) -> str:
-    line = observed.first(rank, "failed", "completed")
-    if line is not None:
-        error = str(line.get("error", "")).rpartition("] ")[2]
-        return f"{line['fact']} after {line['seconds']:.1f} s {error}".strip()
-    if rank in observed.ends:
-        return f"ended with {observed.ends[rank]}"
-    return "still waits"
-
-
-def _fired(observed: Observed, rank: int, limits: Limits, expectation: Expectation) -> bool:
-    entered, failed = observed.first(rank, "entered"), observed.first(rank, "failed")
-    if entered is None:
-        return False
-    if failed is not None:
-        waited = float(failed["seconds"])
-    elif expectation.aborts and observed.ends.get(rank, 0) < 0:
-        waited = observed.end_s[rank] - float(entered["at"])
-    else:
-        return False
-    # A tenth early: the clock of the operation starts when it is queued, ours a little later.
-    return waited >= 0.9 * limits.operation_s
-
-
-def _still_text(observed: Observed, still: Mapping[str, object] | None) -> str:
-    if still is None:
-        return "it never said so"
-    behind = float(str(still["at"])) - observed.looked
-    return (
-        f"state {observed.state or '?'}; its last line is {behind:+.2f} s from the last wait's end"
-    )
-
-
-def _ranks(ranks: tuple[int, ...] | list[int]) -> str:
-    if not ranks:
-        return "no rank"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
 # --- what is left? ------------------------------------------------------------------------------
 
 
@@ -263,72 +166,11 @@ def _artifacts(setting: _Setting, observed: Observed) -> list[Artifact]:
             )
             said = observed.first(rank, "dumped", "not dumped")
             if how == "asked" and said is not None and artifact.usable:
-                artifact = _compared(artifact, str(said.get("sha256", "")))
+                artifact = compared(artifact, str(said.get("sha256", "")))
             elif how == "asked" and said is not None and not artifact.arrived:
                 artifact = artifact.model_copy(update={"reason": str(said.get("error", "lost"))})
             found.append(artifact)
     return found
-
-
-def _compared(artifact: Artifact, digest: str) -> Artifact:
-    if artifact.sha256 == digest:
-        return artifact
-    return artifact.model_copy(update={"reason": "its rank wrote other bytes than these"})
-
-
-def prove_artifacts(
-    notebook: Notebook, artifacts: list[Artifact], expectation: Expectation, held: int
-) -> None:
-    """Compare what each rank left by itself with what is known, and what it left when asked."""
-    for artifact in artifacts:
-        if artifact.how == "asked":
-            continue
-        due = expectation.held if artifact.rank == held else expectation.waiting
-        notebook.prove(
-            f"rank {artifact.rank}'s dump, by itself",
-            as_known(artifact, due),
-            seen=_artifact_text(artifact, due),
-            wanted=f"{due} ({expectation.source})",
-            evidence=artifact.path if artifact.arrived else "",
-        )
-    by_itself = {each.rank: each for each in artifacts if each.how == "by itself"}
-    for artifact in artifacts:
-        if artifact.how == "by itself" or by_itself[artifact.rank].usable:
-            continue
-        notebook.prove(
-            f"rank {artifact.rank}'s dump, when asked",
-            artifact.usable,
-            seen=_artifact_text(artifact, Dump.WRITTEN),
-            wanted="a dump of this rank and this run, that can be read",
-            evidence=artifact.path if artifact.arrived else "",
-            mend=expectation.way,
-        )
-
-
-def as_known(artifact: Artifact, due: Dump) -> bool | None:
-    """Return whether what a rank left by itself is what is known; None where nothing is known.
-
-    A dump that arrives although none was expected is as good as any; one that is there and cannot
-    be used never is.
-    """
-    if artifact.arrived:
-        return artifact.usable
-    if due is Dump.UNKNOWN:
-        return None
-    return due is Dump.ABSENT
-
-
-def _artifact_text(artifact: Artifact, due: Dump) -> str:
-    if not artifact.arrived:
-        known = " (expected absent)" if due is Dump.ABSENT else f": {artifact.reason}"
-        return f"absent{known}"
-    if artifact.reason:
-        return f"there, and of no use: {artifact.reason}"
-    news = ", though it was expected absent" if due is Dump.ABSENT else ""
-    return (
-        f"{artifact.size} bytes, {artifact.age_s:.1f} s old, of {artifact.owner}, "
-        f"{artifact.operations} operations, the last {artifact.last}{news}"
-    )
 
 
 def _diagnose(notebook: Notebook, setting: _Setting, artifacts: list[Artifact]) -> None:

@@ -18,6 +18,7 @@ from keepstep.runtime.procfs import state_and_work
 from keepstep.stack.named import Stack
 
 SCRIPT = Path(__file__).with_name("inside") / "held.py"
+WARM_UP = 3  # collectives before the one that hangs; as in inside/held.py
 OWN = "own"  # folder in which ranks write dumps by themselves
 ASKED = "asked"  # folder for the dumps that were asked for
 _SUSPECTED = 0.6  # of the timeout: when keepstep run asks, too

@@ -7,23 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.checkpoint.downgrade import convert
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.readers import find_readers
-from keepstep.checkpoint.sibling import choose_placement, make_sibling
 from keepstep.checkpoint.store import LocalStore
-from keepstep.drills.job_runs import JobRun, largest_difference, run_job
+from keepstep.drills.job_runs import ACROSS, JobRun, largest_difference, run_job
 from keepstep.drills.limits import Limits
 from keepstep.drills.notebook import Notebook, Say, quiet
 from keepstep.drills.record import DrillRecord
 from keepstep.drills.surroundings import minor_of
-from keepstep.drills.test_loads import TestLoad, differing, load_on
+from keepstep.drills.test_loads import TestLoad, differing, load_on, make_readable
 from keepstep.stack.named import Stack
 
 STEPS = 4  # before the save, and again after it; the probe keeps the losses of ten
 BEFORE, AFTER = 1, 0  # seeds of the runs before and after the upgrade: two runs, two states
-# Across builds of PyTorch a sum may be taken in another order; on one build it may not.
-ACROSS = 1e-5  # relative; losses of 2.14.1 and 2.15.0 on a CPU were equal bit for bit
 
 _OLD, _NEW, _DOWNGRADED, _SWAPPED = "pre-upgrade", "post-upgrade", "downgraded", "swapped"
 
@@ -209,20 +205,16 @@ def _prove_refusal(notebook: Notebook, setting: _Setting, found: TestLoad) -> bo
 def _downgrade(setting: _Setting, kept: TestLoad) -> dict[str, object]:
     """Make a copy that the old stack can read, and compare it entry by entry."""
     notebook, minor = setting.notebook, minor_of(setting.old)
-    source = LocalStore(setting.checkpoint(_NEW))
     target = setting.checkpoint(_DOWNGRADED)
     what = f"{setting.old.name} reads the downgraded copy, every entry with an equal digest"
     try:
-        placement = choose_placement(source.path, target)
-        conversions = convert(source, minor)
-        make_sibling(source, target, conversions, placement)
+        made = make_readable(setting.checkpoint(_NEW), target, minor)
     except (CheckpointError, OSError) as error:
         notebook.prove(what, False, seen=str(error), wanted="a copy for the old stack")
         return {"checkpoint": _DOWNGRADED, "loaded_by": setting.old.name, "error": str(error)}
     notebook.facts["downgrade"] = {
         "command": f"keepstep checkpoint downgrade {_NEW} {_DOWNGRADED} --for {minor}",
-        "placement": placement.value,
-        "strides_dropped": sum(each.after.strides for each in conversions),
+        **made,
     }
     found = setting.load(setting.old, _DOWNGRADED)
     different = differing(kept, found)

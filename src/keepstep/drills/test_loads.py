@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.canary.processes import Processes
+from keepstep.checkpoint.downgrade import convert
+from keepstep.checkpoint.sibling import choose_placement, make_sibling
+from keepstep.checkpoint.store import LocalStore
 from keepstep.drills.supervised import PROGRAM
 from keepstep.stack.named import Stack
 
@@ -72,6 +75,24 @@ def _answer(said: str) -> dict[str, Any] | None:
             found: dict[str, Any] = json.loads(line)
             return found
     return None
+
+
+def make_readable(source: Path, target: Path, minor: str) -> dict[str, Any]:
+    """Make a copy of a checkpoint that PyTorch ``minor`` reads; the source stays as it is.
+
+    Returns:
+        How its data files got there, and what was dropped from the metadata.
+
+    Raises:
+        CheckpointError: It cannot be made readable.
+        OSError: The copy cannot be written.
+    """
+    store = LocalStore(source)
+    placement = choose_placement(source, target)
+    conversions = convert(store, minor)
+    make_sibling(store, target, conversions, placement)
+    dropped = sum(each.after.strides for each in conversions)
+    return {"placement": placement.value, "strides_dropped": dropped}
 
 
 def differing(one: TestLoad, other: TestLoad) -> list[str]:
