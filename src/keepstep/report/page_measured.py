@@ -20,7 +20,7 @@ from keepstep.report.summary import verdict_of_cell
 
 def anchor(cell: CellResult) -> str:
     """Return the name by which the page links to a cell."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in cell.cell.id)
+    safe = "".join(c if c.isascii() and c.isalnum() else "-" for c in cell.cell.id)
     return f"cell-{safe}"
 
 
@@ -76,22 +76,27 @@ def _row(soft: SoftResult) -> tuple[Child, ...]:
     note = soft.reason or ("" if soft.judged else "informative, decides nothing")
     return (
         joined(soft.metric, tag("span", note, class_="soft reason") if note else None),
-        value_text(soft.reference, soft.unit),
-        value_text(soft.candidate, soft.unit),
-        ratio_text(soft.ratio),
+        _whole(value_text(soft.reference, soft.unit)),
+        _whole(value_text(soft.candidate, soft.unit)),
+        _whole(ratio_text(soft.ratio)),
         _bounds(soft),
-        margin_text(soft.margin),
+        _whole(margin_text(soft.margin)),
         strip(soft),
-        _pairs(soft),
+        _whole(_pairs(soft)),
         verdict_mark(soft.verdict),
     )
 
 
-def _bounds(soft: SoftResult) -> str:
+def _whole(text: str) -> Markup:
+    """Return a number with its unit, never broken between the two."""
+    return tag("span", text, class_="whole")
+
+
+def _bounds(soft: SoftResult) -> Markup:
     if soft.lower is None and soft.upper is None:
-        return "not known"
+        return _whole("not known")
     low, high = (ratio_text(bound) if bound else "open" for bound in (soft.lower, soft.upper))
-    return f"{low} to {high}"
+    return joined(_whole(low), " to ", _whole(high))
 
 
 def _pairs(soft: SoftResult) -> str:

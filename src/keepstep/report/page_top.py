@@ -49,7 +49,7 @@ def what_ran(rehearsal: Rehearsal) -> Markup:
         (stack.name, stack.torch, " · ".join(f"{k} {v}" for k, v in stack.facts.items()))
         for stack in rehearsal.stacks
     ]
-    notes = [tag("p", note, class_="note") for note in rehearsal.notes]
+    notes = [tag("p", sentence_text(note)) for note in rehearsal.notes]
     return section(
         "ran",
         "What ran",

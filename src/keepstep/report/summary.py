@@ -66,7 +66,8 @@ def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
     for text in rehearsal.next:
         asked.setdefault(text, [])
     for why, count in _not_run_by_reason(rehearsal.not_run):
-        asked.setdefault(f"Run the plan where this is not so: {why} ({count} not run)", [])
+        text = f"Run the plan on another machine as well: {why}"
+        asked.setdefault(f"{text} ({count} of the plan not run)", [])
     if verdict_of(rehearsal) is Verdict.PASS:
         asked.setdefault("Sign below, and keep the old stack until no checkpoint needs it", [])
     return tuple(

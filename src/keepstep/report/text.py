@@ -92,7 +92,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _head(title: str) -> Text:
-    return Text(f"\n{title}", style="bold")
+    return Text(f"\n{printable(title)}", style="bold")
 
 
 def _indented(text: str, by: int = 2, style: str = "") -> Padding:

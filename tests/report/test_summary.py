@@ -1,0 +1,146 @@
+"""One verdict, one sentence, what to do next: nothing that is missing is ever passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keepstep.canary.verdict import Control, Verdict
+from keepstep.report.model import CellResult, NotRun, Rehearsal
+from keepstep.report.summary import gaps, sentence, steps, verdict_of
+from tests.report.rehearsals import (
+    CHECKPOINT,
+    CONTROLS,
+    NO_GPU,
+    drills,
+    failing,
+    inconclusive,
+    judged,
+    matrix,
+    on_gpus,
+    passing,
+    rehearsal,
+    soft,
+)
+
+
+def with_verdict(whole: Any, verdict: Verdict) -> Any:
+    return whole.model_copy(update={"verdict": verdict})
+
+
+def test_everything_that_was_asked_passed() -> None:
+    assert verdict_of(passing()) is Verdict.PASS
+    assert sentence(passing()) == (
+        "Ready to move from PyTorch 2.14.1 to 2.15.0: 14 cells and 4 drills passed, "
+        "nothing was left out."
+    )
+    (step,) = steps(passing())
+    assert step.text.startswith("Sign below")
+
+
+def test_a_machine_without_a_gpu_decides_nothing() -> None:
+    assert verdict_of(inconclusive()) is Verdict.INCONCLUSIVE
+    assert sentence(inconclusive()) == (
+        "Not decided whether to move from PyTorch 2.14.1 to 2.15.0: nothing failed in 14 cells and "
+        "4 drills, but 12 more could not be run on this machine."
+    )
+    assert any(
+        "another machine" in step.text and NO_GPU in step.text for step in steps(passing())
+    ) is (False)
+    assert any(NO_GPU in step.text for step in steps(inconclusive()))
+
+
+def test_what_failed_is_named_in_the_sentence() -> None:
+    found = failing()
+    assert verdict_of(found) is Verdict.FAIL
+    assert sentence(found).startswith("Do not move from PyTorch 2.14.1 to 2.15.0: ")
+    for name in ("tensor/2.15/gloo", "pipeline/2.15/gloo", "hang/2.15/gloo"):
+        assert name in sentence(found)
+
+
+def test_each_step_is_there_once_with_all_that_asks_for_it_failures_first() -> None:
+    found = steps(failing())
+    assert [step.about for step in found] == [
+        "tensor/2.15/gloo",
+        "pipeline/2.15/gloo",
+        "hang/2.15/gloo",
+        "sharded/2.15/gloo",
+    ]
+    assert "pairs = 14" in found[3].text
+
+
+def test_what_a_control_was_planted_with_is_nothing_to_mend() -> None:
+    """The slowed-down control has a metric that fails; that it was found is its pass."""
+    slower = next(each for each in passing().cells if each.cell.id.endswith("/slower"))
+    assert slower.verdict is not None
+    assert any(each.verdict is Verdict.FAIL for each in slower.verdict.soft)
+    assert not any("slower" in step.about for step in steps(passing()))
+
+
+_MISSING = NotRun(what="replace", proves="a rank is replaced", why="no second port")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"drills": ()}, Verdict.INCONCLUSIVE),
+        ({"checkpoint": None}, Verdict.INCONCLUSIVE),
+        ({"not_run": (_MISSING,)}, Verdict.INCONCLUSIVE),
+        ({"checkpoint": with_verdict(CHECKPOINT, Verdict.FAIL)}, Verdict.FAIL),
+        ({"drills": (with_verdict(drills()[0], Verdict.INCONCLUSIVE),)}, Verdict.INCONCLUSIVE),
+        ({"drills": (with_verdict(drills()[0], Verdict.FAIL),)}, Verdict.FAIL),
+        (
+            {"judgement": with_verdict(passing().judgement, Verdict.INCONCLUSIVE)},
+            Verdict.INCONCLUSIVE,
+        ),
+        ({"judgement": with_verdict(passing().judgement, Verdict.FAIL)}, Verdict.FAIL),
+        (
+            {"cells": (*passing().cells, CellResult(cell=on_gpus()[0], state="interrupted"))},
+            Verdict.INCONCLUSIVE,
+        ),
+    ],
+)
+def test_one_thing_that_is_missing_or_wrong_keeps_the_whole_from_passing(
+    changes: dict[str, Any], wanted: Verdict
+) -> None:
+    found = rehearsal(**changes)
+    assert verdict_of(found) is wanted
+    begin = {Verdict.FAIL: "Do not move", Verdict.INCONCLUSIVE: "Not decided"}[wanted]
+    assert sentence(found).startswith(begin)
+
+
+def test_a_control_that_failed_means_that_the_judge_is_not_believed() -> None:
+    blind: Control = with_verdict(CONTROLS[1], Verdict.FAIL)
+    judgement = passing().judgement.model_copy(update={"controls": (CONTROLS[0], blind)})
+    found = rehearsal(judgement=judgement)
+    assert verdict_of(found) is Verdict.FAIL
+    assert "control slower" in sentence(found)
+
+
+def test_a_cell_that_fails_by_its_time_says_what_to_do() -> None:
+    cell = judged(matrix()[2], verdict=Verdict.FAIL, soft=soft(1.2))
+    found = rehearsal(cells=(cell,))
+    assert any("keepstep receipt diff" in step.text for step in steps(found))
+
+
+def test_many_failures_are_counted_not_listed() -> None:
+    cells = tuple(judged(each, verdict=Verdict.FAIL) for each in matrix())
+    assert "and 11 more failed" in sentence(rehearsal(cells=cells))
+
+
+def test_gaps_are_grouped_by_what_they_were_to_prove() -> None:
+    found = gaps(inconclusive())
+    assert [len(gap.what) for gap in found] == [4, 4, 4]
+    assert {gap.why for gap in found} == {NO_GPU}
+
+
+def test_builds_of_one_version_are_told_apart() -> None:
+    old, new = passing().stacks
+    stacks = (old, new.model_copy(update={"torch": "2.14.1+cu132"}))
+    assert "from PyTorch 2.14.1+cu130 to 2.14.1+cu132" in sentence(rehearsal(stacks=stacks))
+
+
+def test_a_record_goes_through_json() -> None:
+    for found in (passing(), failing(), inconclusive()):
+        assert Rehearsal.model_validate_json(found.model_dump_json()) == found
