@@ -169,6 +169,7 @@ def test_a_planted_crash_ends_both_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_resumed_job_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     job = str(ROOT / "jobs" / "pipeline.py")
     checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"))
