@@ -43,7 +43,7 @@ def test_create_says_what_it_cost(uv: FakeUv, run: Run, asked: Asked) -> None:
 def test_list_says_who_is_as_made(stack: Stack, run: Run, asked: Asked) -> None:
     code, out, _ = run("list")
     assert code == 0
-    assert out.startswith("new  PyTorch 2.15.0, created, ")
+    assert out.startswith("new  PyTorch 2.15.0, made, ")
     assert "as it was made" in out
     (found,) = asked("list")["stacks"]
     assert (found["name"], found["drift"], found["error"]) == ("new", [], None)

@@ -22,6 +22,8 @@ NameArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
 
+ORIGINS = {"created": "made", "python": "named", "adopted": "adopted"}  # what was done, and when
+
 _SHOWN = 12
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from keepstep.cli.checkpoint_answer import count_text, size_text
-from keepstep.cli.stack_answer import JsonOption, answered
+from keepstep.cli.stack_answer import ORIGINS, JsonOption, answered
 from keepstep.exit_codes import ExitCode
 from keepstep.stack.named import Stack, all_stacks, to_json, unfinished_stacks
 from keepstep.stack.standing import Standing, standing_of
@@ -60,7 +60,7 @@ def _lines(found: Sequence[Standing], unfinished: Sequence[str]) -> tuple[str, .
 
 def _line(found: Standing) -> str:
     stack = found.stack
-    return f"PyTorch {stack.torch}, {stack.origin}, {_disk(stack)}: {_standing(found)}"
+    return f"PyTorch {stack.torch}, {ORIGINS[stack.origin]}, {_disk(stack)}: {_standing(found)}"
 
 
 def _standing(found: Standing) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from keepstep.cli.checkpoint_answer import count_text, size_text
 from keepstep.cli.stack_answer import (
+    ORIGINS,
     JsonOption,
     NameArgument,
     answered,
@@ -48,7 +49,7 @@ def _lines(
 ) -> list[str]:
     reasons = found["reasons"]
     lines = [_first(stack, found), f"  interpreter: {shlex.join(stack.command())}"]
-    lines.append(f"  {stack.origin} {stack.made}; disk: {disk_text(stack)}")
+    lines.append(f"  {ORIGINS[stack.origin]} {stack.made}; disk: {disk_text(stack)}")
     if stack.variables:
         lines.append(f"  gives its jobs: {shlex.join(f'{k}={v}' for k, v in _pairs(stack))}")
     lines.append(f"  Python {found['python']}, {count_text(len(found['packages']), 'package')}")
