@@ -101,6 +101,18 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
     (
         "KS201",
         Severity.CHANGES,
+        READY + 'sizes = {"nccl": 1, "gloo": 2}\nbuffer = sizes.get(dist.get_backend(), 0)',
+        READY + 'sizes = {"nccl": 1, "nccl2": 2}\nbuffer = sizes.get(dist.get_backend(), 0)',
+    ),
+    (
+        "KS201",
+        Severity.NOTE,
+        READY + 'fast = dist.get_backend().startswith("nccl")',
+        READY + 'fast = url.startswith("nccl")',
+    ),
+    (
+        "KS201",
+        Severity.CHANGES,
         READY + 'match dist.get_backend():\n    case "nccl":\n        pass',
         READY + 'match dist.get_backend():\n    case "gloo":\n        pass',
     ),
@@ -339,3 +351,21 @@ def test_a_cast_in_c_plus_plus_is_seen(tmp_path: Path) -> None:
     assert (seen.file.rpartition("/")[2], seen.line) == ("engine.cpp", 2)
     (tmp_path / "engine.cpp").write_text("c10d::ProcessGroupNCCL::Options o;\n")
     assert "KS202" not in codes(look_at(tmp_path, IMPORTS))
+
+
+def test_environments_beside_the_script_are_not_read(tmp_path: Path) -> None:
+    for folder in ("venv/include", ".cache", "lib/site-packages"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.h").write_text("dynamic_cast<ProcessGroupNCCL*>(b)\n")
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    assert "KS202" not in codes(look_at(tmp_path, IMPORTS))
+
+
+def test_a_folder_without_end_is_not_walked_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepstep.check.native.MOST_ENTRIES", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").touch()
+    (unseen,) = look_at(tmp_path, IMPORTS).not_looked
+    assert "C++ and CUDA sources" in unseen.what

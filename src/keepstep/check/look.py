@@ -11,6 +11,7 @@ from keepstep.check import (
     device_rules,
     launch_rules,
     name_rules,
+    native,
     variable_rules,
 )
 from keepstep.check.counted import count
@@ -52,8 +53,9 @@ def look_at_code(question: Question) -> tuple[Report, Scene]:
     """
     sources = read_sources(question.script, question.include)
     scene = see(sources, question.leap, question.launch, dict(question.environment))
-    findings = [*_broken(sources), *_of_code(scene, question)]
-    not_looked = [*sources.not_looked, *_frameworks(sources)]
+    casts, unseen = native.casts(scene, question.script.resolve().parent)
+    findings = [*_broken(sources), *_of_code(scene, question), *casts]
+    not_looked = [*sources.not_looked, *_frameworks(sources), *unseen]
     return _report(findings, not_looked, tuple(module.file for module in sources.modules)), scene
 
 
@@ -68,7 +70,6 @@ def _report(
 def _of_code(scene: Scene, question: Question) -> Iterator[Finding]:
     yield from device_rules.check(scene)
     yield from name_rules.check(scene)
-    yield from name_rules.check_native(scene, question.script.resolve().parent)
     yield from call_rules.check(scene)
     yield from checkpoint_rules.check(scene)
     yield from variable_rules.check(scene)

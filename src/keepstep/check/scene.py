@@ -73,6 +73,17 @@ class Part:
         return {name: texts for name, texts in found.items() if name not in other}
 
     @cached_property
+    def tables(self) -> dict[str, ast.Dict]:
+        """Names that are given one dict, written there."""
+        given = [pair for node in self.nodes for pair in _given(node)]
+        names = [name for name, _ in given]
+        return {
+            name: value
+            for name, value in given
+            if isinstance(value, ast.Dict) and names.count(name) == 1
+        }
+
+    @cached_property
     def options(self) -> dict[str, ast.Call]:
         """Options of the command line by the name of their attribute."""
         found = {}
