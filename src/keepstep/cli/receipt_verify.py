@@ -44,7 +44,9 @@ def verify(
     stack: Annotated[
         str | None,
         typer.Option(
-            help="Also compare with this stack as it is now.", metavar="NAME", show_default=False
+            help="Also compare with this stack as it is now; LABEL is its name in the receipts.",
+            metavar="[LABEL=]NAME",
+            show_default=False,
         ),
     ] = None,
     key: KeyOption = None,
@@ -64,27 +66,22 @@ def verify(
     trusted, files, time = trusted_keys(key), find(paths), time_of(at)
     drift = None if stack is None else _against(stack)
     found = [(path, _verify(path, trusted, time, drift)) for path in files]
-    answer = worst(each.answer for _, each in found)
-    open_end = _not_compared(found, stack)
-    if open_end and answer is Answer.YES:
+    answer, reason = worst(each.answer for _, each in found), _not_compared(found, stack)
+    if reason and answer is Answer.YES:
         answer = Answer.UNKNOWN
     if as_json:
-        body = {
-            "answer": answer.value,
-            "reason": open_end,
-            "receipts": [_json(path, each) for path, each in found],
-        }
-        print(json.dumps(body, indent=2))
+        receipts = [_json(path, each) for path, each in found]
+        print(json.dumps({"answer": answer.value, "reason": reason, "receipts": receipts}))
     else:
-        say([*(line for path, each in found for line in _lines(path, each)), *_summary(found)])
-        if open_end:
-            say([open_end])
+        lines = [line for path, each in found for line in _lines(path, each)]
+        say([*lines, *_summary(found), *([reason] if reason else [])])
     return _CODES[answer]
 
 
-def _against(name: str) -> Callable[[Receipt], Drift | None]:
+def _against(stack: str) -> Callable[[Receipt], Drift | None]:
     """Return the comparison with a stack, which is asked only once."""
-    live = ask(find_stack(name))
+    label, _, name = stack.rpartition("=")
+    live = ask(find_stack(name), label or name)
     return lambda receipt: compare(receipt, live)
 
 
@@ -107,10 +104,14 @@ def _not_compared(found: list[tuple[Path, Verified]], stack: str | None) -> str:
     """Say why the question is not answered though nothing is wrong; "" when it is."""
     if not found:
         return "no receipt is there: nothing is proven"
-    asked = any(check.what == "drift" for _, each in found for check in each.checks)
-    if stack is not None and not asked:
-        return f"none of them is about the stack {stack}: whether it has drifted is not known"
-    return ""
+    if stack is None or any(check.what == "drift" for _, each in found for check in each.checks):
+        return ""
+    labels = {label for _, each in found if each.receipt for label in each.receipt.material}
+    known = ", ".join(sorted(labels)) or "none"
+    return (
+        f"none of them is about the stack {stack.rpartition('=')[0] or stack}, but: {known}; "
+        f"where a label is not the stack's name: --stack LABEL={stack.rpartition('=')[2]}"
+    )
 
 
 def _json(path: Path, found: Verified) -> dict[str, Any]:

@@ -40,20 +40,24 @@ class Drift:
 class Live:
     """What an idle process of a stack says now."""
 
-    stack: str
+    stack: str  # as receipts call it
     facts: Facts
     unknown: str = ""  # why it says nothing
 
 
-def ask(stack: Stack) -> Live:
+def ask(stack: Stack, label: str) -> Live:
     """Start the interpreter of a stack once and return what it says.
 
     The variables of this process count as well: a job that is started here would get them.
+
+    Args:
+        stack: Which one.
+        label: What receipts call it: a plan may have its own name for it.
     """
     try:
-        return Live(stack=stack.name, facts=material(ask_fingerprint(stack)))
+        return Live(stack=label, facts=material(ask_fingerprint(stack)))
     except StackError as error:
-        return Live(stack=stack.name, facts={}, unknown=str(error))
+        return Live(stack=label, facts={}, unknown=str(error))
 
 
 def compare(receipt: Receipt, live: Live) -> Drift | None:

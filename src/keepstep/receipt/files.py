@@ -22,6 +22,7 @@ def find(paths: Iterable[Path]) -> tuple[Path, ...]:
 
     Raises:
         FileNotFoundError: There is nothing at one of the paths.
+        ValueError: What is there is neither a file nor a folder.
     """
     found: list[Path] = []
     for path in paths:
@@ -29,9 +30,11 @@ def find(paths: Iterable[Path]) -> tuple[Path, ...]:
             raise FileNotFoundError(
                 f"{path}: nothing is there; wanted a receipt or a folder of them"
             )
-        if not path.is_dir():
+        if path.is_file():
             found.append(path)
             continue
+        if not path.is_dir():
+            raise ValueError(f"{path}: neither a file nor a folder; wanted a receipt")
         inner = path / FOLDER
         folder = inner if inner.is_dir() else path
         found += sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
