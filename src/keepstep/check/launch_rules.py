@@ -87,4 +87,4 @@ def _too_many(scene: Scene, gpus: int | None) -> Iterator[Finding]:
     options = scene.launch.launcher_options
     asked = options.get("nproc_per_node", options.get("workers", ""))
     if gpus and asked.isdigit() and int(asked) > gpus and scene.any_nccl:
-        yield RULES["KS603"].here(f"{asked} ranks on a host with {gpus} GPUs")
+        yield RULES["KS603"].here(f"{asked} ranks on a host, and its GPUs are {gpus}")

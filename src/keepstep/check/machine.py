@@ -125,7 +125,7 @@ def _wheel(
                 why="none can be seen here, and the code names CUDA",
                 matters=True,
                 mend="run it where the job will run, or say what is there: --gpus sm_90 --driver "
-                "580.65.06 (--gpus none for a CPU job)",
+                "580.65.06 (--gpus none for a job on CPUs)",
             )
         )
     if cuda is None:

@@ -143,9 +143,10 @@ _ALL = (
         "KS301",
         _BREAKS,
         "a group made on some ranks only",
-        "every rank of the job must call new_group, members or not: otherwise the others wait, "
-        "or groups get each other's names (documentation of torch.distributed.new_group); an "
-        "eager backend connects in that very call",
+        "every rank of the job must call new_group, members or not (its documentation); where the "
+        "default group is bound to a device, as on nccl2, the communicator is split in that very "
+        "call, in which every rank must take part: the members hang (read in distributed_c10d.py "
+        "of 2.15.0)",
         "call new_group on every rank, and use the group only on its members; or pass "
         "use_local_synchronization=True",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +59,7 @@ def check(
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(help="Of a host that it will run on: sm_90,sm_90; or none.", metavar="LIST"),
+        typer.Option(help="Of a host that it will run on: sm_90x8; or none.", metavar="LIST"),
     ] = None,
     driver: Annotated[
         str | None, typer.Option(help="Driver there, such as 580.65.06.", metavar="VERSION")
@@ -101,12 +102,16 @@ def _named(stack: str | None) -> Stack | None:
 
 
 def _gpus(text: str | None) -> tuple[str, ...] | None:
+    """Return the architectures of ``sm_90x8,sm_80`` or ``none``; None where nothing was said."""
     if text is None:
         return None
-    names = [] if text.strip() == "none" else [part.strip() for part in text.split(",")]
-    if wrong := [name for name in names if not name.removeprefix("sm_").isdigit()]:
-        _refuse(f"--gpus {wrong[0]}: wanted architectures such as sm_90,sm_90, or none")
-    return tuple(f"sm_{name.removeprefix('sm_')}" for name in names)
+    found: list[str] = []
+    for part in [] if text.strip() == "none" else text.split(","):
+        match = re.fullmatch(r"\s*(?:sm_)?(\d{2,3})(?:x(\d{1,3}))?\s*", part)
+        if match is None:
+            _refuse(f"--gpus {part}: wanted architectures such as sm_90x8 or sm_80,sm_90, or none")
+        found += [f"sm_{match[1]}"] * int(match[2] or 1)
+    return tuple(found)
 
 
 def to_json(leap: Leap, report: Report) -> dict[str, object]:
@@ -134,23 +139,25 @@ def to_text(script: str, leap: Leap, report: Report) -> str:
         lines += [f"Not looked at ({len(report.not_looked)})", ""]
         lines += [line for each in report.not_looked for line in _not_looked(each)]
         lines.append("")
-    files = len(report.looked)
-    lines.append(f"{files} file{'' if files == 1 else 's'} read, nothing executed")
+    lines.append(f"{_counted(len(report.looked), 'file')} read, nothing executed")
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _sentence(report: Report) -> str:
     counts = {s: sum(each.severity is s for each in report.findings) for s in Severity}
-    if counts[Severity.BREAKS]:
-        return f"{counts[Severity.BREAKS]} thing(s) break"
+    if breaks := counts[Severity.BREAKS]:
+        return "1 thing breaks" if breaks == 1 else f"{breaks} things break"
     if report.code is ExitCode.INCONCLUSIVE:
         return "nothing found that breaks, but something that matters was not looked at"
-    if counts[Severity.CHANGES] or counts[Severity.RISK]:
-        return (
-            f"nothing found that breaks; {counts[Severity.CHANGES]} change(s), "
-            f"{counts[Severity.RISK]} risk(s)"
-        )
-    return "nothing found"
+    softer = [_counted(counts[s], word) for s, word in _WORDS.items() if counts[s]]
+    return f"nothing found that breaks; {', '.join(softer)}" if softer else "nothing found"
+
+
+_WORDS = {Severity.CHANGES: "change", Severity.RISK: "risk", Severity.NOTE: "note"}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _grouped(findings: list[Finding]) -> list[list[Finding]]:
