@@ -5,6 +5,7 @@
 
 SHELL := /bin/bash
 PYTHON ?= python3
+OUT ?= rehearsal
 
 IN_ENVIRONMENT = environment="$$($(PYTHON) tools/environment.py)" && PATH="$$environment/bin:$$PATH" &&
 LOCK = pip compile --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --quiet
@@ -15,7 +16,7 @@ SHIPPED_LOCKS = $(addprefix ../src/keepstep/stack/locks/,uv torch-2.14.1 torch-2
 CHECKED_BY_MYPY = $(wildcard src tools tests jobs benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak where lock clean-env
+.PHONY: help demo test check rehearse soak where lock clean-env
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +30,10 @@ test: ## run the tests (options: make test TESTS="tests/runtime -x")
 check: ## lint, format, types, import rules, machine paths
 	@$(IN_ENVIRONMENT) ruff check . && ruff format --check . && mypy $(CHECKED_BY_MYPY) \
 		&& lint-imports --no-logo && python tools/scan_paths.py
+
+# Without a GPU a rehearsal cannot pass: what it could not prove is open (3, inconclusive), and said.
+rehearse: ## prove that a job moves from PyTorch 2.14 to 2.15 and back (OUT=DIR for another place)
+	@$(IN_ENVIRONMENT) { keepstep rehearse --out "$(OUT)" || [ $$? -eq 3 ]; }
 
 soak: ## repeat faults for a long time and look for what leaks or drifts
 	@$(IN_ENVIRONMENT) python tests/soak.py
