@@ -7,7 +7,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import keepstep
 from keepstep.stack.named import cache_directory
 
 
@@ -17,7 +16,7 @@ def exposed() -> Path:
     On the PYTHONPATH of a foreign interpreter it makes ``keepstep.stack.fingerprint`` and
     ``keepstep.probe`` importable, and none of the packages that keepstep itself uses.
     """
-    package = Path(keepstep.__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     key = hashlib.sha256(os.fsencode(package)).hexdigest()[:12]
     folder = cache_directory() / "exposed" / key
     link = folder / "keepstep"
