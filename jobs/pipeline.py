@@ -2,9 +2,9 @@
 
 torchrun --nproc-per-node 2 jobs/pipeline.py --steps 20 --backend gloo
 
-With --checkpoint DIR it saves at the end, with --resume as well it loads that first. The same
-arguments give the same losses, bit for bit, and a resumed run goes on with the losses that a longer
-run would have had.
+With --checkpoint DIR it saves at the end; with --resume as well it goes on from what is there, and
+leaves it as it is. The same arguments give the same losses, bit for bit, and a resumed run has those
+that a longer one would have had.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
             print(f"rank {rank} step {step} loss {loss:.6f}", flush=True)
         optimizer.step()
         optimizer.zero_grad()
-    if options.checkpoint:
+    if options.checkpoint and not options.resume:
         save(options.checkpoint, model, optimizer, first + options.steps)
     dist.destroy_process_group()
 
@@ -99,7 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--device-id", choices=("given", "none", "late"), default="given")
     parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end")
-    parser.add_argument("--resume", action="store_true", help="load from there first")
+    parser.add_argument("--resume", action="store_true", help="go on from there")
     return parser.parse_args()
 
 
