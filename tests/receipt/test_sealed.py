@@ -97,7 +97,7 @@ def test_a_rank_that_is_not_like_the_others_is_found() -> None:
 def test_a_fact_that_one_rank_does_not_say_differs() -> None:
     material = {"new": {"rank 0": {"torch": "2.15", "nccl": "2.30.7"}, "rank 1": {"torch": "2.15"}}}
     (found,) = differences(material)
-    assert found.values == {"2.30.7": ("rank 0",), "(not said)": ("rank 1",)}
+    assert found.values == {"2.30.7": ("rank 0",), "(absent)": ("rank 1",)}
 
 
 def test_stacks_may_differ_from_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +12,16 @@ import typer
 
 from keepstep.cli.receipt_answer import JsonOption, KeyOption, answered, many, say
 from keepstep.exit_codes import ExitCode
-from keepstep.receipt.diff import Diff, MeasuredPair, Values
+from keepstep.receipt.diff import Diff, FactPair, MeasuredPair, Values
 from keepstep.receipt.diff import diff as compare
 from keepstep.receipt.envelope import check, unwrap
 from keepstep.receipt.errors import ReceiptError
 from keepstep.receipt.files import read
 from keepstep.receipt.keys import PublicKey, trusted_keys
+from keepstep.receipt.material import ABSENT
 from keepstep.receipt.sealed import Receipt, read_unverified
 
+_LIBRARY = "library."
 _SHOWN = 20  # measured values; --json has all
 
 
@@ -68,14 +71,31 @@ def _lines(a: Path, b: Path, found: Diff) -> list[str]:
         if found.material
         else "both ran on the same: no material fact differs"
     )
-    for each in found.material:
-        lines.append(f"  {each.fact} (stack {each.stack})")
-        lines += [f"    A  {_value(each.a)}", f"    B  {_value(each.b)}"]
+    for stack, facts in groupby(found.material, key=lambda each: each.stack):
+        lines += [f"  stack {stack}", *_facts(list(facts))]
     lines.append(f"{many(len(found.measured), 'measured value')} not the same")
     lines += [_measured(pair) for pair in found.measured[:_SHOWN]]
     if len(found.measured) > _SHOWN:
         lines.append(f"  and {len(found.measured) - _SHOWN} more: --json")
     return lines
+
+
+def _facts(facts: list[FactPair]) -> list[str]:
+    """Return the facts of one stack; builds of libraries are named, their ids are in --json."""
+    builds = [each for each in facts if each.fact.startswith(_LIBRARY) and _both(each)]
+    lines = [
+        f"    {each.fact}: A {_value(each.a)}, B {_value(each.b)}"
+        for each in facts
+        if each not in builds
+    ]
+    if builds:
+        names = ", ".join(each.fact.removeprefix(_LIBRARY) for each in builds)
+        lines.append(f"    {many(len(builds), 'library', 'libraries')} of another build: {names}")
+    return lines
+
+
+def _both(each: FactPair) -> bool:
+    return ABSENT not in (*each.a, *each.b)
 
 
 def _measured(pair: MeasuredPair) -> str:

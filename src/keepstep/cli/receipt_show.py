@@ -22,6 +22,8 @@ from keepstep.receipt.statement import time_text
 from keepstep.report.model import Rehearsal
 from keepstep.report.records import CellRecords, read_records
 
+_LIBRARY = "library."
+
 
 @answered
 def show(paths: PathsArgument, key: KeyOption = None, as_json: JsonOption = False) -> ExitCode:
@@ -95,7 +97,17 @@ def _lines(path: str, receipt: Receipt, wrong: str) -> list[str]:
         lines.append(
             f"  ran on the stack {stack} ({many(len(processes), 'process', 'processes')}):"
         )
-        lines += [f"    {fact}: {value}" for fact, value in _common(processes).items()]
+        lines += _facts(_common(processes))
+    return lines
+
+
+def _facts(facts: dict[str, str]) -> list[str]:
+    """Return what all processes said; builds of libraries are counted, their ids are in --json."""
+    builds = [fact for fact in facts if fact.startswith(_LIBRARY)]
+    lines = [f"    {fact}: {value}" for fact, value in facts.items() if fact not in builds]
+    if builds:
+        count = many(len(builds), "library", "libraries")
+        lines.append(f"    {count}, each with the id of its build: --json")
     return lines
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Facts = dict[str, str]
 Material = dict[str, dict[str, Facts]]
 
-ABSENT = "(not said)"
+ABSENT = "(absent)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
