@@ -3,8 +3,8 @@
 torchrun --nproc-per-node 2 jobs/tensor.py --steps 20 --backend gloo
 
 With --checkpoint DIR it saves at the end; with --resume as well it goes on from what is there, and
-leaves it as it is. The same arguments give the same losses, bit for bit, and a resumed run has those
-that a longer one would have had.
+leaves it as it is. The same arguments give the same losses, bit for bit, and a resumed run has the
+losses that a longer one would have had.
 """
 
 from __future__ import annotations
