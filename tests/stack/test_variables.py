@@ -46,6 +46,9 @@ from keepstep.stack.variables import (
         ("HF_TOKEN", "nccl", "2.15", UNKNOWN, None, ""),
         ("TORCH_DIST_USE_NCCL2", "nccl", "2.13", IGNORED, False, ""),
         ("NCCL_ALGO", "nccl", "2.10", UNKNOWN, None, ""),
+        ("NCCL_SHM_MEMCPY_MODE", "nccl", "2.13", READ, True, ""),
+        ("NCCL_SHM_MEMCPY_MODE", "nccl", "2.14", REMOVED, False, ""),
+        ("NCCL_IBVERBS_LIB", "nccl", "2.13", IGNORED, False, ""),
     ],
 )
 def test_what_becomes_of_a_variable(

@@ -18,10 +18,11 @@ _NCCLS = (LEGACY, NCCL2, LAZY)
 _NEW = (NCCL2, LAZY)
 
 _PULL = "https://github.com/pytorch/pytorch/pull/"
-_HEADERS = "headers of the wheels 2.14.1 and 2.15.0"
-_STRINGS = "names in the libraries of the wheels 2.14.1 and 2.15.0"
-_PYTHON = "torch/distributed of the wheels 2.14.1 and 2.15.0"
-_NCCL = "names in libnccl.so.2 of NCCL 2.30.7, which both wheels bring"
+_WHEELS = "of the wheels 2.13.0, 2.14.1 and 2.15.0"
+_HEADERS = f"headers {_WHEELS}"
+_STRINGS = f"names in the libraries {_WHEELS}"
+_PYTHON = f"torch/distributed {_WHEELS}"
+_NCCL = "names in libnccl.so.2 of 2.29.7 (torch 2.13.0) and 2.30.7 (2.14.1, 2.15.0)"
 _HONOURED = f"{_PULL}192280"  # what nccl2 took over from the legacy backend; 2.14.1 has it
 
 
@@ -173,16 +174,27 @@ _C10D = [
         None,
         _PYTHON,
         "2.15 ignores the old name without a word",
+        first=(2, 14),
         last=(2, 14),
         later="TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P",
         gone_source="torch/distributed/config.py of the wheel 2.15.0",
     ),
     Row("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", None, _PYTHON, first=(2, 15)),
+    Row("TORCH_DISTRIBUTED_COMPILE_ON_ONE_RANK", None, _PYTHON, last=(2, 13)),
+    Row(
+        "TORCH_DISTRIBUTED_COMPILE_ON_ONE_RANK",
+        None,
+        "torch/compiler/config.py of the wheels 2.14.1 and 2.15.0",
+        first=(2, 14),
+        instead="TORCH_COMPILE_ON_ONE_RANK",
+    ),
+    Row("TORCH_COMPILE_ON_ONE_RANK", None, _PYTHON, first=(2, 14)),
     Row("TORCH_WATCHDOG_POLL_INTERVAL_SECS", None, _PYTHON, first=(2, 15)),
     Row("TORCH_WATCHDOG_HEALTH_INTERVAL_SECS", None, _PYTHON, first=(2, 15)),
     Row("TORCH_WATCHDOG_STUCK_ACTION", None, _PYTHON, first=(2, 15)),
     *_read(None, _STRINGS, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"),
-    *_read(None, _STRINGS, "TORCH_SYMM_MEM_DISABLE_MULTICAST", "TORCH_SYMMMEM_NBLOCKS"),
+    *_read(None, _STRINGS, "TORCH_SYMM_MEM_DISABLE_MULTICAST"),
+    *_read(None, _HEADERS, "TORCH_SYMMMEM_NBLOCKS"),
     *_read(None, _PYTHON, "TORCH_SYMMMEM_IMPLICIT_POOL", "TORCH_SYMM_MEM_ENABLE_NATIVE_ASYNC_TP"),
     *_read(None, _PYTHON, "DCP_USE_PREFIX_STORE", "DCP_DISABLE_AUTOMATIC_GC"),
     *_read(None, _PYTHON, "DCP_DISABLE_MANUAL_GC"),
@@ -224,12 +236,17 @@ def _nccl(*names: str, material: bool = True) -> list[Row]:
     return [Row(f"NCCL_{name}", _NCCLS, _NCCL, material=material) for name in names]
 
 
+_NEW_IN_2_30 = (
+    *("IBVERBS_LIB", "MULTI_RANK_GPU_ENABLE", "NET_MERGE_POLICY", "IB_OOO_RQ"),
+    *("MNNVL_CROSS_CLIQUE", "P2P_MAX_PEERS", "RMA_DISABLE", "GRAPH_STREAM_ORDERING"),
+)
+
 _NCCL_LIBRARY = [
     # How groups begin, and what they cost.
     *_nccl("COMM_ID", "HOSTID", "CONF_FILE", "RUNTIME_CONNECT", "COMM_BLOCKING", "WIN_ENABLE"),
     *_nccl("COMM_SPLIT_SHARE_RESOURCES", "COMM_SHRINK_SHARE_RESOURCES", "CUMEM_ENABLE"),
     *_nccl("CUMEM_HOST_ENABLE", "NVLS_ENABLE", "NVLS_NCHANNELS", "BUFFSIZE", "LL_BUFFSIZE"),
-    *_nccl("LL128_BUFFSIZE", "MULTI_RANK_GPU_ENABLE", "OOB_NET_ENABLE", "OOB_NET_IFNAME"),
+    *_nccl("LL128_BUFFSIZE", "OOB_NET_ENABLE", "OOB_NET_IFNAME"),
     *_nccl("UID_STAGGER_RATE", "UID_STAGGER_THRESHOLD", "ENABLE_VERSION_CHECK"),
     # Which way the bytes go.
     *_nccl("SOCKET_IFNAME", "SOCKET_FAMILY", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD"),
@@ -238,7 +255,7 @@ _NCCL_LIBRARY = [
     *_nccl("IB_PKEY", "IB_ADAPTIVE_ROUTING", "IB_AR_THRESHOLD", "IB_QPS_PER_CONNECTION"),
     *_nccl("IB_SPLIT_DATA_ON_QPS", "IB_PCI_RELAXED_ORDERING", "IB_MERGE_NICS", "IB_ADDR_FAMILY"),
     *_nccl("IB_ADDR_RANGE", "IB_ROCE_VERSION_NUM", "IB_DATA_DIRECT", "IB_RETURN_ASYNC_EVENTS"),
-    *_nccl("IB_ECE_ENABLE", "IB_FIFO_TC", "IB_USE_INLINE", "IBVERBS_LIB", "NET", "NET_PLUGIN"),
+    *_nccl("IB_ECE_ENABLE", "IB_FIFO_TC", "IB_USE_INLINE", "NET", "NET_PLUGIN"),
     *_nccl("NET_GDR_LEVEL", "NET_GDR_READ", "NET_GDR_C2C", "NET_SHARED_BUFFERS", "NET_MERGE_LEVEL"),
     *_nccl("NETDEVS_POLICY", "CROSS_NIC", "DMABUF_ENABLE", "GDRCOPY_ENABLE", "TUNER_PLUGIN"),
     *_nccl("PROFILER_PLUGIN", "ENV_PLUGIN", "GIN_ENABLE", "GIN_TYPE", "GIN_PLUGIN"),
@@ -255,6 +272,11 @@ _NCCL_LIBRARY = [
     *_nccl("SYM_CTAS", "WORK_FIFO_BYTES", "WORK_ARGS_BYTES", "MEM_SYNC_DOMAIN", "NVB_DISABLE"),
     *_nccl("SET_STACK_SIZE", "CHECK_POINTERS", "CHECK_MODE", "DISABLE_MEM_MANAGER"),
     *_nccl("RAS_ENABLE", "RAS_ADDR", "RAS_TIMEOUT_FACTOR", "SET_THREAD_NAME", "NVTX_DISABLE"),
+    *(Row(f"NCCL_{name}", _NCCLS, _NCCL, first=(2, 14)) for name in _NEW_IN_2_30),
+    *(
+        Row(f"NCCL_{name}", _NCCLS, _NCCL, last=(2, 13), gone_source=_NCCL)
+        for name in ("SHM_USE_CUDA_MEMCPY", "SHM_MEMCPY_MODE")
+    ),
     # What it says.
     *_nccl("DEBUG", "DEBUG_SUBSYS", "DEBUG_FILE", "DEBUG_TIMESTAMP_FORMAT", material=False),
     *_nccl("TOPO_DUMP_FILE", "GRAPH_DUMP_FILE", "WARN_ENABLE_DEBUG_INFO", material=False),

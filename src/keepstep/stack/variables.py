@@ -30,7 +30,7 @@ REMOVED = "removed"  # nothing reads it any more, and nothing took its place
 UNKNOWN = "unknown"  # the table cannot say
 
 _NEWEST: Version = (2, 15)
-_FIRST_NCCL2: Version = (2, 14)  # what older versions do with it was not looked at
+_FIRST_NCCL2: Version = (2, 14)  # 2.13.0 has no backend of this name
 
 _SPELLINGS = {
     "gloo": GLOO,
@@ -172,7 +172,7 @@ def _status(name: str, family: str, version: Version) -> Status:
 
 def _in_force(row: Row, family: str, version: Version) -> Status:
     if family in (NCCL2, LAZY) and version < _FIRST_NCCL2 and row.readers is not None:
-        return Status(row.name, UNKNOWN, None, note="known for this backend from PyTorch 2.14 on")
+        return Status(row.name, UNKNOWN, None, note="there is no such backend before PyTorch 2.14")
     if row.readers is not None and family not in (GLOO, LEGACY, NCCL2, LAZY):
         return Status(row.name, UNKNOWN, None, note=f"nothing is known of the backend {family}")
     effective = row.readers is None or family in row.readers
