@@ -218,6 +218,17 @@ def test_the_code_that_travels_on_a_command_line_answers_the_same() -> None:
     assert len(fingerprint_program()) < 100_000  # Linux takes 131,072 bytes an argument
 
 
+def test_what_lies_in_the_working_directory_is_not_installed(tmp_path: Path) -> None:
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: mine\nVersion: 1.0\n")
+    module = [sys.executable, "-m", "keepstep.stack.fingerprint", "--without-torch"]
+    done = subprocess.run(module, capture_output=True, text=True, cwd=tmp_path)
+    packages = json.loads(done.stdout)["packages"]
+    assert "pytest" in packages
+    assert "mine" not in packages
+
+
 def test_a_foreign_interpreter_gets_this_package_and_no_other(cache: Path) -> None:
     folder = exposed()
     assert folder.is_relative_to(cache)

@@ -37,6 +37,7 @@ def ask_fingerprint(stack: Stack, *, without_torch: bool = False) -> dict[str, A
             text=True,
             timeout=_PATIENCE_S,
             env=stack_variables(stack),
+            cwd=stack.folder,  # whose files nobody takes for modules
         )
     except OSError as error:
         raise StackError(f"{shown}: {error.strerror}: wanted a Python that starts") from None

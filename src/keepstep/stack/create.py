@@ -163,7 +163,7 @@ def _install(folder: Path, wanted: Wanted, stack: Stack, say: Say) -> Stack:
     uv = find_uv()
     cache = Path(ask_uv(uv, "cache", "dir") or "/nonexistent")
     place = folder / ENVIRONMENT
-    room = wanted_space(wanted.torch, cache, folder)
+    room = wanted_space(wanted.pinned, cache, folder)
     check_space(folder, wanted=room)
     if place.exists():
         say(f"clearing what is left of the stack {wanted.name}")
@@ -174,7 +174,8 @@ def _install(folder: Path, wanted: Wanted, stack: Stack, say: Say) -> Stack:
     python = place / "bin" / "python"
     hashes = ["--require-hashes"] if b"--hash=" in lock.read_bytes() else []
     # Compiled now, or every rank would do it again where Python may not write beside its sources.
-    install = ["pip", "install", "--quiet", "--compile-bytecode", *hashes]
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
+    install = ["pip", "install", *quiet, "--compile-bytecode", *hashes]
     run_uv(uv, *install, "--python", python, "-r", lock)
     total, own = sizes(place)
     source = wanted.lock or lock

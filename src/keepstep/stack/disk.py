@@ -29,11 +29,11 @@ def wanted_space(torch: str, installer_cache: Path, folder: Path) -> int:
     """Return how many bytes a new environment with this PyTorch wants at most.
 
     Args:
-        torch: The version, such as 2.14.1.
+        torch: The version, such as 2.14.1; "" where it is not known.
         installer_cache: Where uv keeps what it has unpacked.
         folder: Where the environment is to be.
     """
-    unpacked = any(installer_cache.glob(f"archive-v*/*/torch-{torch}*.dist-info"))
+    unpacked = torch != "" and any(installer_cache.glob(f"archive-v*/*/torch-{torch}*.dist-info"))
     return SPACE_LATER if unpacked and _links(installer_cache, folder) else SPACE_FIRST_TIME
 
 

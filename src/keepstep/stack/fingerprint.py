@@ -118,7 +118,13 @@ def _torch() -> dict[str, Any]:
 def _packages() -> dict[str, str]:
     """Return the installed packages; of one that is there twice, what an import finds."""
     found: dict[str, str] = {}
-    for each in importlib.metadata.distributions():
+    # What lies beside the script or in the working directory is not installed.
+    script = os.path.dirname(
+        os.path.abspath(getattr(sys.modules["__main__"], "__file__", "") or "")
+    )
+    here = {"", os.getcwd(), script}
+    path = [each for each in sys.path if each not in here]
+    for each in importlib.metadata.distributions(path=path):
         name = (each.metadata["Name"] or "?").lower().replace("_", "-")
         found.setdefault(name, each.version)
     found.pop("keepstep", None)  # where it comes from does not change what the stack is

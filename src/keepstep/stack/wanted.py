@@ -36,6 +36,14 @@ class Wanted:
         shipped = LOCKS / f"torch-{self.torch}.txt"
         return shipped if shipped.exists() else None
 
+    @property
+    def pinned(self) -> str:
+        """The PyTorch that will be installed, "" where that is not known before."""
+        if self.torch or self.requirements is None:
+            return self.torch
+        match = re.search(r"^torch==([\w.]+)", self.requirements.read_text(), re.MULTILINE)
+        return match[1] if match else ""
+
 
 def shipped_versions() -> tuple[str, ...]:
     """Return the PyTorch versions whose locks come with this package."""
