@@ -19,6 +19,8 @@ from keepstep.recorder.disk import EPHEMERAL, observe
 from keepstep.recorder.model import Backend, Severity
 from keepstep.recorder.read import read_file
 
+OPERATION = "all_reduce"  # that the ranks of the hang drill call
+
 How = Literal["by itself", "asked"]
 
 
@@ -35,8 +37,8 @@ class Artifact(Facts):
     mount_point: str = ""
     file_system: str = ""
     survives: bool | None = None  # the container or the host's next start; None: not known
-    operations: int = 0
-    last: str = ""  # the last operation in it, such as all_reduce 4
+    operations: int = 0  # all-reduces in it
+    last: str = ""  # the last one, such as all_reduce 4
     sha256: str = ""
     reason: str = ""
 
@@ -67,9 +69,9 @@ def look_at(
         path: Where it is due.
         folder: Of the drill.
         rank: Whose it is to be. A dump does not say it (pytorch/pytorch#117883): the name does, and
-            the number of operations that this rank has called.
+            the number of all-reduces that this rank has called.
         how: Who wrote it.
-        operations: That this rank has called, and so must be in it.
+        operations: All-reduces that this rank has called, and so must be in it.
         started: When the run began (seconds since 1970); an older file is of another run.
     """
     name = str(path.relative_to(folder))
@@ -101,13 +103,14 @@ def look_at(
 
 
 def _content(path: Path) -> tuple[int, str, str]:
-    """Return how many operations a dump holds, the last one, and why it cannot be read."""
+    """Return how many all-reduces a dump holds, the last one, and why it cannot be read."""
     reading = read_file(path)
     if reading.dump is None:
         errors = [each for each in reading.findings if each.severity is Severity.ERROR]
         return 0, "", errors[0].text if errors else "no dump"
-    entries = reading.dump.entries
-    last = f"{entries[-1].operation.name} {entries[-1].sequence}" if entries else ""
+    # Those of the drill; a backend may note others of its own, such as a barrier.
+    entries = [each for each in reading.dump.entries if each.operation.name == OPERATION]
+    last = f"{OPERATION} {entries[-1].sequence}" if entries else ""
     return len(entries), last, ""
 
 
@@ -118,7 +121,7 @@ def _wrong(newer_s: float, owner: int, found: int, operations: int) -> str:
     if owner != os.geteuid():
         return f"it belongs to {_user(owner)}"
     if found != operations:
-        return f"{found} operations are in it, its rank has called {operations}: another rank's"
+        return f"{found} all-reduces are in it, its rank has called {operations}: another rank's"
     return ""
 
 
@@ -187,7 +190,7 @@ def _artifact_text(artifact: Artifact, due: Dump) -> str:
     news = ", though it was expected absent" if due is Dump.ABSENT else ""
     return (
         f"{artifact.size} bytes, {artifact.age_s:.1f} s old, of {artifact.owner}, "
-        f"{artifact.operations} operations, the last {artifact.last}{news}"
+        f"{artifact.operations} all-reduces, the last {artifact.last}{news}"
     )
 
 

@@ -42,7 +42,6 @@ class Observed:
     end_s: dict[int, float] = field(default_factory=dict)  # monotonic; of those that ended
     state: str = ""  # of the held rank's main thread when the last wait had ended (proc_pid_stat)
     looked: float = 0.0  # monotonic; when that was
-    own: tuple[str, ...] = ()  # dumps that were there before anybody was let go
     left_over: tuple[str, ...] = ()
     timed_out: bool = False  # the drill's own limit passed
 
@@ -100,9 +99,14 @@ def run_held(
             )
         observed.pids = [each.pid for each in processes.started]
         _watch(observed, processes, folder, limits)
-        (folder / "release").touch()
-        ended = processes.wait(_LEAVE_S, _LEAVE_S)
-        observed.left_over = tuple(processes.left_over()) if ended else ("ranks that had to die",)
+        left = []
+        if _is_complete(observed):
+            _await_answers(observed, processes, folder)
+            (folder / "release").touch()
+            if not processes.wait(_LEAVE_S, _LEAVE_S):
+                left.append("a rank that did not end when it was let go")
+        processes.kill()
+        observed.left_over = (*left, *processes.left_over())
     _read(observed, folder)
     return observed
 
@@ -150,9 +154,12 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
         observed.timed_out = True
     observed.looked = time.monotonic()
     observed.state = state_and_work(observed.pids[observed.held])[0]
-    _await_answers(observed, processes, folder)
-    own = (folder / OWN).iterdir()
-    observed.own = tuple(sorted(path.name for path in own if not path.name.endswith(".tmp")))
+
+
+def _is_complete(observed: Observed) -> bool:
+    """Return whether there was a hang: who did not see one asks nobody about it."""
+    over = all(_is_over(observed, rank) for rank in observed.waiting)
+    return over and not observed.timed_out and observed.held not in observed.ends
 
 
 def _await_answers(observed: Observed, processes: Processes, folder: Path) -> None:
