@@ -116,7 +116,7 @@ def test_holm_spends_the_risk_step_by_step() -> None:
 def test_a_run_that_did_not_measure_leaves_no_answer(arm: str, gap: float | None) -> None:
     found = answer(measured(1.0, 0.005, 5, **{arm: [1.0, 1.0, gap, 1.0, 1.0]}))
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert "1 of 5 runs" in found.reason
+    assert found.reason.startswith("1 of 5 ")
     assert found.ratio is None
 
 

@@ -18,9 +18,9 @@ from keepstep.canary.verdict import GateResult
 Gate = Callable[[Case], GateResult | None]  # None: it does not apply
 
 OF_A_JOB: tuple[Gate, ...] = (
+    whole,
     crash,
     hang,
-    whole,
     identity,
     same_on_all_ranks,
     backend,

@@ -5,6 +5,7 @@ A plan is one page of TOML. ``default_plan()`` is a good first one and shows eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -236,8 +237,8 @@ def _found(script: str, folder: Path, job: str, path: Path) -> str:
     return str(whole)
 
 
-def _known(names: object, **asked: str | tuple[str, ...]) -> None:
-    known = list(names)  # type: ignore[call-overload]
+def _known(names: Iterable[str], **asked: str | tuple[str, ...]) -> None:
+    known = list(names)
     for key, value in asked.items():
         for name in (value,) if isinstance(value, str) else value:
             if name not in known:

@@ -105,12 +105,12 @@ def loss_of(measured: Measured, *, reverse: bool = False) -> Loss | str:
     """Return the loss, or why there is none."""
     arms = [measured.reference, measured.candidate]
     arms += [] if measured.same is None else [measured.same]
-    names = ("the reference", "the candidate", "the A/A runs")
+    names = ("reference", "candidate", "A/A")
     logs: list[list[float]] = []
     for name, arm in zip(names, arms, strict=False):
         known = [math.log(each) for each in arm if each is not None and each > 0]
         if len(known) < len(arm):
-            return f"{len(arm) - len(known)} of {len(arm)} runs of {name} did not measure it"
+            return f"{len(arm) - len(known)} of {len(arm)} {name} runs did not measure it"
         logs.append(known)
     rounds = len(logs[0])
     if rounds < 2:
