@@ -15,6 +15,8 @@ from keepstep.canary.record import RankRecord
 from tests.probe.probing import ROOT, Ended, probed, record, run
 from tests.probe.small_job import BATCH, STEPS, WIDTH
 
+# Three runs of two ranks: some 20 s on two idle cores, minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
 SMALL = str(ROOT / "tests" / "probe" / "small_job.py")
 
 
@@ -169,7 +171,6 @@ def test_a_planted_crash_ends_both_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_resumed_job_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     job = str(ROOT / "jobs" / "pipeline.py")
     checkpoint = ("--checkpoint", str(tmp_path / "checkpoint"))

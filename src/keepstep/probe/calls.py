@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from keepstep.probe import sweep
-from keepstep.probe.record import note_failure
+from keepstep.probe.record import guarded, note_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,12 @@ POINT_TO_POINT = (
 _ASYNCHRONOUS = {"isend", "irecv", "batch_isend_irecv"}
 
 
+class _Inside(threading.local):
+    """How deep a thread is in watched functions: only what the job calls itself counts."""
+
+    depth = 0
+
+
 class Calls:
     """Replaces the functions and counts their calls."""
 
@@ -37,7 +44,7 @@ class Calls:
     ) -> None:
         self._record, self._groups = record, groups
         self._with_sweep, self._ready = with_sweep, ready
-        self._depth = 0  # the functions call each other; only what the job calls counts
+        self._inside = _Inside()
         self._sweep_due = False
 
     def watch(self, dist: Any, _: float = 0.0) -> None:
@@ -67,26 +74,32 @@ class Calls:
     def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if _compiling() or self._depth:
+            if _compiling() or self._inside.depth:
                 return original(*args, **kwargs)
-            if self._sweep_due and name in COLLECTIVES:
+            if self._sweep_due and name in COLLECTIVES and self._of_all_ranks(args, kwargs):
                 self._sweep_on(args, kwargs)
-            self._depth += 1
+            self._inside.depth += 1
             began = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
                 seconds = time.perf_counter() - began
-                self._depth -= 1
-                self._note(name, args, kwargs, seconds)
+                self._inside.depth -= 1
+                with guarded(self._record, name):
+                    self._note(name, args, kwargs, seconds)
 
         return watched
 
+    def _of_all_ranks(self, args: Any, kwargs: Any) -> bool:
+        group = self._group_of([*args, *kwargs.values()])
+        return group is None or group is self._dist.GroupMember.WORLD
+
+    def _group_of(self, values: list[Any]) -> Any:
+        return next((each for each in values if isinstance(each, self._dist.ProcessGroup)), None)
+
     def _note(self, name: str, args: Any, kwargs: Any, seconds: float) -> None:
-        group = kwargs.get("group")
         tensors = [*args, *kwargs.values()]
-        if group is None:
-            group = next((each for each in tensors if _is_group(self._dist, each)), None)
+        group = self._group_of(tensors)
         if name == "batch_isend_irecv" and tensors and tensors[0]:
             group = tensors[0][0].group
         self._groups.count(self._dist, group)
@@ -102,10 +115,10 @@ class Calls:
     def _watched_creation(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._inside.depth:
                 return original(*args, **kwargs)
             asked = kwargs.get("backend") or (args[2] if len(args) > 2 else None)
-            self._depth += 1
+            self._inside.depth += 1
             try:
                 made, _ = self._groups.created(
                     self._dist,
@@ -114,7 +127,7 @@ class Calls:
                     whole=False,
                 )
             finally:
-                self._depth -= 1
+                self._inside.depth -= 1
             self._record.write_soon()
             return made
 
@@ -124,7 +137,7 @@ class Calls:
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             asked = kwargs.get("backend") or (args[0] if args else None)
-            self._depth += 1
+            self._inside.depth += 1
             try:
                 result, seconds = self._groups.created(
                     self._dist,
@@ -133,7 +146,7 @@ class Calls:
                     whole=True,
                 )
             finally:
-                self._depth -= 1
+                self._inside.depth -= 1
             if self._record.init_s is None:
                 self._record.init_s = seconds
             with self._record.own_time():
@@ -155,14 +168,14 @@ class Calls:
             return
         self._sweep_due = False
         group = self._dist.GroupMember.WORLD
-        self._depth += 1
+        self._inside.depth += 1
         try:
             with self._record.own_time():
                 sweep.run(self._dist, device, self._record)
         except Exception:
             note_failure(self._record, "sweep")
         finally:
-            self._depth -= 1
+            self._inside.depth -= 1
         self._groups.forget_calls(group)
         self._record.write()
 
@@ -189,10 +202,6 @@ def _compiling() -> bool:
     import torch
 
     return torch.compiler.is_compiling()
-
-
-def _is_group(dist: Any, value: Any) -> bool:
-    return isinstance(value, dist.ProcessGroup)
 
 
 def _payload(values: list[Any]) -> tuple[int, bool]:

@@ -12,13 +12,11 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 KEPT = 10  # steps whose loss, gradient norm and data are kept, as canary.record says
 _MOST_STEPS = 10_000  # the newest that are kept beside the first ten
@@ -221,6 +219,15 @@ def _digest_of(script: str) -> str:
         except OSError:
             _digests[script] = ""
     return _digests[script]
+
+
+@contextmanager
+def guarded(record: Record, what: str) -> Iterator[None]:
+    """Note an error of the probe instead of raising it inside the job."""
+    try:
+        yield
+    except Exception:
+        note_failure(record, what)
 
 
 def note_failure(record: Record, what: str) -> None:

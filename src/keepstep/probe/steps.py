@@ -6,10 +6,11 @@ import functools
 import math
 import struct
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from keepstep.probe import digests, memory
-from keepstep.probe.record import KEPT, SeenStep, note_failure
+from keepstep.probe.record import KEPT, SeenStep, guarded
 
 if TYPE_CHECKING:
     from keepstep.probe.groups import Groups
@@ -26,7 +27,8 @@ class Steps:
 
     def __init__(self, record: Record, plants: Plants, groups: Groups) -> None:
         self._record, self._plants, self._groups = record, plants, groups
-        self._leading: Any = None
+        self._leading: weakref.ref[Any] | None = None
+        self._compiles = False
         self._inside: Any = None  # the outermost module whose forward is running
         self._in_backward = False
         self._losses: list[Any] = []
@@ -49,12 +51,17 @@ class Steps:
                 self._after_forward, with_kwargs=True, always_call=True
             ),
         ]
+        self._watch_backward(torch)
+        self._watch_compile(torch)
+
+    def _watch_backward(self, torch: Any) -> None:
         backward = torch.autograd.backward
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._record.step_count < KEPT and not self._in_backward:
-                self._note_loss(tensors)
+                with guarded(self._record, "loss"):
+                    self._note_loss(tensors)
             self._in_backward = True
             try:
                 return backward(tensors, *args, **kwargs)
@@ -62,6 +69,17 @@ class Steps:
                 self._in_backward = False
 
         torch.autograd.backward = watched
+
+    def _watch_compile(self, torch: Any) -> None:
+        """Notice that the job compiles: what is compiled with hooks is so again without them."""
+        compile_ = torch.compile
+
+        @functools.wraps(compile_)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._compiles = True
+            return compile_(*args, **kwargs)
+
+        torch.compile = watched
 
     def _note_loss(self, tensors: Any) -> None:
         first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
@@ -85,11 +103,8 @@ class Steps:
         self._inside = None
         if not torch.is_grad_enabled():
             return  # an evaluation
-        with self._record.own_time():
-            try:
-                self._note_inputs(args, kwargs)
-            except Exception:
-                note_failure(self._record, "data")
+        with self._record.own_time(), guarded(self._record, "data"):
+            self._note_inputs(args, kwargs)
 
     def _note_inputs(self, args: Any, kwargs: Any) -> None:
         tensor = digests.first_tensor(args, kwargs)
@@ -105,38 +120,41 @@ class Steps:
         self._began, self._record.own_s = time.perf_counter(), 0.0
 
     def _before_step(self, optimizer: Any, _: Any, __: Any) -> None:
+        if self._began is None:
+            self._begin()
         with self._record.own_time():
-            if self._leading is None:
-                self._leading = optimizer
-                self._before_first_step(optimizer)
-            if optimizer is self._leading:
+            if self._leading is None or self._leading() is None:
+                self._leading = weakref.ref(optimizer)
+            if self._is_leading(optimizer):
+                if self._record.seed is None:
+                    with guarded(self._record, "first step"):
+                        self._before_first_step(optimizer)
                 self._plants.before_step(self._record.step_count, optimizer)
             if self._record.step_count < KEPT:
-                self._squares += _squares(optimizer)
+                with guarded(self._record, "gradient norm"):
+                    self._squares += _squares(optimizer)
+
+    def _is_leading(self, optimizer: Any) -> bool:
+        return self._leading is not None and self._leading() is optimizer
 
     def _before_first_step(self, optimizer: Any) -> None:
         import torch
 
         record = self._record
-        if self._began is None:
-            self._begin()
         self._groups.bind()
         record.memory_before_first_step = memory.used()
         record.seed = torch.initial_seed()
-        try:
-            digest, elements, read = digests.model(_parameters(optimizer))
-            record.model_sha256, record.model_parameters = digest, elements
-            record.about["model digest"] = read
-        except Exception:
-            note_failure(record, "model")
+        digest, elements, read = digests.model(_parameters(optimizer))
+        record.model_sha256, record.model_parameters = digest, elements
+        record.about["model digest"] = read
         record.write()
 
     def _after_step(self, optimizer: Any, _: Any, __: Any) -> None:
-        if optimizer is not self._leading or self._began is None:
+        if not self._is_leading(optimizer) or self._began is None:
             return
         own = self._record.own_s
         seconds = self._plants.slowed(time.perf_counter() - self._began - own)
-        with self._record.own_time():
+        with guarded(self._record, "step"):
             self._note_step(seconds)
         self._begin()
 
@@ -161,7 +179,8 @@ class Steps:
         record = self._record
         if self._hooks:
             record.tokens = sum(self._tokens) or None
-            if record.step_count == KEPT and len(set(self._tokens)) == 1:
+            equal = len(set(self._tokens)) == 1
+            if record.step_count == KEPT and equal and not self._compiles:
                 for hook in self._hooks:
                     hook.remove()
                 self._hooks = []
