@@ -38,8 +38,20 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
     (
         "KS103",
         Severity.BREAKS,
-        'os.environ["LOCAL_RANK"] = str(rank % 2)\n' + INIT,
+        'os.environ["LOCAL_RANK"] = str(rank % 2)\ntorch.cuda.set_device(rank)\n' + INIT,
         'os.environ["LOCAL_RANK"] = str(rank % 2)\n' + READY,
+    ),
+    (
+        "KS103",
+        Severity.BREAKS,
+        'os.environ["LOCAL_RANK"] = str(rank % 2)\ntorch.cuda.set_device(first + index)\n' + INIT,
+        'os.environ["LOCAL_RANK"] = str(rank % 8)\ntorch.cuda.set_device(rank % 8)\n' + INIT,
+    ),
+    (
+        "KS103",
+        Severity.RISK,
+        'os.environ["LOCAL_RANK"] = str(rank % 2)\n' + INIT,
+        'os.environ["LOCAL_RANK"] = str(rank % torch.cuda.device_count())\n' + INIT,
     ),
     (
         "KS103",

@@ -235,3 +235,12 @@ def test_a_resolver_that_chose_another_torch(tmp_path: Path) -> None:
     assert _codes(list(machine._wished(asked, packages))) == ["KS708"]
     packages = Packages(torch="2.15.0+cu132", cuda="13.2")
     assert not list(machine._wished(asked, packages))
+
+
+@pytest.mark.parametrize(("version", "unseen"), [("2.14.1+cu130", 1), ("2.15.0", 0), (None, 0)])
+def test_a_stack_of_another_version_is_told(
+    version: str | None, unseen: int, tmp_path: Path
+) -> None:
+    asked = question(write_job(tmp_path, ""))
+    packages = Packages(torch=version, cuda="13.0")
+    assert len(machine._another_version(asked, packages)) == unseen

@@ -9,7 +9,7 @@ from keepstep.check.finding import Finding, Severity
 from keepstep.check.naming import DIST, argument, is_none, spreads
 from keepstep.check.rules import RULES
 from keepstep.check.scene import Init, Part, Scene
-from keepstep.check.variable_writes import writes
+from keepstep.check.variable_writes import Write, writes
 
 _SET_DEVICE = ("torch.cuda.set_device", "torch.accelerator.set_device_index")
 _DESTROY = (f"{DIST}.destroy_process_group", f"{DIST}.shutdown", f"{DIST}.abort_process_group")
@@ -114,13 +114,29 @@ def _other_devices(scene: Scene) -> Iterator[Finding]:
             if write.name == "CUDA_VISIBLE_DEVICES" and _of_a_rank(write.value):
                 text = f"CUDA_VISIBLE_DEVICES is set to {ast.unparse(write.value)}"
                 yield from _masked(scene, text, part, write.node)
-            if write.name == "LOCAL_RANK" and not scene.bound and not _is_spawn(write.value):
-                yield RULES["KS103"].at(
-                    part,
-                    write.node,
-                    f"LOCAL_RANK is set to {ast.unparse(write.value)}, and a group is made without "
-                    "device_id",
-                )
+            if write.name == "LOCAL_RANK" and not scene.bound:
+                yield from _own_local_rank(scene, part, write)
+
+
+def _own_local_rank(scene: Scene, part: Part, write: Write) -> Iterator[Finding]:
+    """A job that gives LOCAL_RANK a meaning of its own, while its groups are not bound."""
+    said = ast.unparse(write.value)
+    if _is_spawn(write.value) or "device_count()" in said:
+        return  # the index of mp.spawn, or what nccl2 would take without LOCAL_RANK
+    chosen = [
+        (each, call.args[0])
+        for each in scene.parts
+        for call in each.called(*_SET_DEVICE)
+        if call.args
+    ]
+    same = ast.unparse(_inner(write.value))
+    if any(is_local_rank(each, node) or ast.unparse(node) == same for each, node in chosen):
+        return
+    text = f"LOCAL_RANK is set to {said}, and a group is made without device_id"
+    if chosen:
+        text += f"; this rank's device is {ast.unparse(chosen[0][1])}"
+    severity = Severity.BREAKS if chosen else Severity.RISK
+    yield RULES["KS103"].at(part, write.node, text, severity=severity)
 
 
 def _of_a_rank(node: ast.expr) -> bool:
@@ -130,13 +146,17 @@ def _of_a_rank(node: ast.expr) -> bool:
 
 def _is_spawn(node: ast.expr) -> bool:
     """Return whether the local rank is a plain name: the index that mp.spawn hands over."""
-    inner = node
+    return isinstance(_inner(node), ast.Name | ast.Constant)
+
+
+def _inner(node: ast.expr) -> ast.expr:
+    """Return what is made a string: x for ``str(x)`` and ``f"{x}"``."""
     if isinstance(node, ast.Call) and len(node.args) == 1:
-        inner = node.args[0]
+        return node.args[0]
     if isinstance(node, ast.JoinedStr) and len(node.values) == 1:
         value = node.values[0]
-        inner = value.value if isinstance(value, ast.FormattedValue) else node
-    return isinstance(inner, ast.Name | ast.Constant)
+        return value.value if isinstance(value, ast.FormattedValue) else node
+    return node
 
 
 def _masked(scene: Scene, text: str, part: Part | None, node: ast.AST | None) -> Iterator[Finding]:

@@ -94,7 +94,24 @@ def _packages(question: Question) -> tuple[Packages, list[NotLooked]]:
         nccls=answer["nccls"],
         extensions=tuple(answer["extensions"]),
     )
-    return found, []
+    return found, _another_version(question, found)
+
+
+def _another_version(question: Question, packages: Packages) -> list[NotLooked]:
+    """Say that extensions were tried with another PyTorch than the new one."""
+    new = f"2.{question.leap.new}"
+    if packages.torch is None or packages.torch.startswith(f"{new}."):
+        return []
+    where = f"the stack {question.stack}" if question.stack else "this environment"
+    return [
+        NotLooked(
+            what=f"packages for PyTorch {new}",
+            why=f"{where} has {packages.torch}: its extensions were tried with that",
+            matters=False,
+            mend=f"keepstep stack create new --torch {new}, with your requirements, then "
+            "--stack new",
+        )
+    ]
 
 
 def _wheel(
