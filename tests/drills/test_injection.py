@@ -120,3 +120,13 @@ def test_a_rank_that_nccl_aborts_has_timed_out() -> None:
         observed.ends[rank], observed.end_s[rank] = -6, 46.0
     assert judged(observed, NCCL).verdict is Verdict.PASS
     assert judged(observed, GLOO).verdict is Verdict.INCONCLUSIVE
+
+
+def test_nccl_may_abort_the_held_rank_too_but_not_before_the_timeout() -> None:
+    observed = a_hang()
+    for rank in (0, 2):
+        observed.said[rank].pop()
+    observed.ends, observed.end_s = {0: -6, 1: -6, 2: -6}, {0: 46.0, 1: 30.0, 2: 46.0}
+    assert judged(observed, NCCL).verdict is Verdict.PASS
+    observed.said[HELD] = [line for line in observed.said[HELD] if line["at"] < 25.0]
+    assert judged(observed, NCCL).verdict is Verdict.INCONCLUSIVE

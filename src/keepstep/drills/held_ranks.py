@@ -50,6 +50,18 @@ class Observed:
         """The ranks that are to wait."""
         return tuple(rank for rank in range(self.world_size) if rank != self.held)
 
+    def fired_at(self, rank: int, operation_s: float) -> float | None:
+        """Return when the timeout of a rank that waits had fired (monotonic); None: not seen.
+
+        A rank that is aborted cannot say it: then it is the earliest moment that is possible.
+        """
+        entered, failed = self.first(rank, "entered"), self.first(rank, "failed")
+        if failed is not None:
+            return float(failed["at"])
+        if entered is not None and self.ends.get(rank, 0) < 0:
+            return float(entered["at"]) + operation_s
+        return None
+
     def first(self, rank: int, *facts: str) -> Line | None:
         """Return the first line of a rank that says one of ``facts``."""
         return next((line for line in self.said.get(rank, ()) if line["fact"] in facts), None)
@@ -147,8 +159,9 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
             (folder / "ask").touch()
         if all(_is_over(observed, rank) for rank in observed.waiting):
             break
-        if observed.held in observed.ends or (entered is None and observed.ends):
-            break  # a rank that ended before it should: there is nothing to wait for
+        early = entered is None or time.monotonic() < entered + limits.operation_s
+        if early and observed.ends:
+            break  # a rank that ended before the timeout: there is nothing to wait for
         time.sleep(_LOOK_S)
     else:
         observed.timed_out = True
@@ -158,8 +171,7 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
 
 def _is_complete(observed: Observed) -> bool:
     """Return whether there was a hang: who did not see one asks nobody about it."""
-    over = all(_is_over(observed, rank) for rank in observed.waiting)
-    return over and not observed.timed_out and observed.held not in observed.ends
+    return not observed.timed_out and all(_is_over(observed, rank) for rank in observed.waiting)
 
 
 def _await_answers(observed: Observed, processes: Processes, folder: Path) -> None:

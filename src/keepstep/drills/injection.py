@@ -49,15 +49,29 @@ def prove_injection(
         fault=True,
     )
     still = observed.last(held, "still held")
-    kept = still is not None and still["at"] > observed.looked > 0 and observed.state in "RSD"
+    fired_at = [observed.fired_at(rank, limits.operation_s) for rank in observed.waiting]
+    last = max((at for at in fired_at if at is not None), default=None)
     notebook.prove(
         f"rank {held} was still held when the timeout had fired",
-        kept and held not in observed.ends,
-        seen=_still_text(observed, still),
-        wanted="its process alive, and a line of its own after the last wait had ended",
+        _was_held_until(observed, still, last, expectation),
+        seen=_still_text(observed, still, last),
+        wanted="its process alive, and a line of its own after the last timeout",
         evidence=f"progress-{held}.jsonl",
         fault=True,
     )
+
+
+def _was_held_until(
+    observed: Observed,
+    still: Mapping[str, object] | None,
+    last: float | None,
+    expectation: Expectation,
+) -> bool:
+    """Return whether the held rank spoke after the last timeout; NCCL may abort it after that."""
+    if still is None or last is None or float(str(still["at"])) <= last:
+        return False
+    code = observed.ends.get(observed.held)
+    return observed.state in "RSD" if code is None else expectation.aborts and code < 0
 
 
 def _held_text(line: Mapping[str, object], pid: int) -> str:
@@ -96,12 +110,13 @@ def _fired(observed: Observed, rank: int, limits: Limits, expectation: Expectati
     return waited >= 0.9 * limits.operation_s
 
 
-def _still_text(observed: Observed, still: Mapping[str, object] | None) -> str:
-    if still is None:
-        return "it never said so"
-    behind = float(str(still["at"])) - observed.looked
+def _still_text(observed: Observed, still: Mapping[str, object] | None, last: float | None) -> str:
+    if still is None or last is None:
+        return "it never said so" if still is None else "no timeout was seen"
+    code = observed.ends.get(observed.held)
+    how = f"state {observed.state or '?'}" if code is None else f"it ended with {code}"
     return (
-        f"state {observed.state or '?'}; its last line is {behind:+.2f} s from the last wait's end"
+        f"{how}; its last line came {float(str(still['at'])) - last:+.2f} s from the last timeout"
     )
 
 

@@ -97,13 +97,14 @@ def _join(options: argparse.Namespace, rank: int, world_size: int, progress: Pro
         rank == 0,
         timeout=datetime.timedelta(seconds=options.limit),
     )
-    store.set(f"there-{rank}", "")
-    store.wait([f"there-{other}" for other in range(world_size)])
     arguments: dict[str, Any] = {}
     if options.backend != "gloo":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
         arguments["device_id"] = device
+        torch.ones(1, device=device)  # makes the context, which takes seconds, before anybody waits
+    store.set(f"there-{rank}", "")
+    store.wait([f"there-{other}" for other in range(world_size)])
     dist.init_process_group(
         options.backend,
         store=dist.PrefixStore("drill", store),
