@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.stack.asked import ask_fingerprint
 from keepstep.stack.create import create
 from keepstep.stack.named import AT_CREATION, Stack
 from tests.stack.conftest import FakeUv, Run
@@ -114,6 +115,18 @@ def test_diff_says_outright_that_both_ship_one_nccl(
     both = {"nccl": {"version": "2.30.7", "path": "a"}, "libraries": [library]}
     monkeypatch.setattr("keepstep.cli.stack_diff.ask_fingerprint", lambda _: both)
     assert "both ship NCCL 2.30.7, the same build" in run("diff", "new", "new")[1]
+
+
+def test_a_library_that_is_loaded_twice_fails(
+    stack: Stack, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ask_fingerprint(stack)
+    paths = ["cu12/libnccl.so.2", "cu13/libnccl.so.2"]
+    found["duplicates"] = [{"name": "libnccl", "paths": paths, "different": True}]
+    monkeypatch.setattr("keepstep.cli.stack_show.ask_fingerprint", lambda _: found)
+    code, out, _ = run("show", "new")
+    assert code == 1
+    assert "libnccl is loaded twice (two different builds): cu12/libnccl.so.2, cu13" in out
 
 
 @pytest.mark.parametrize("command", ["show", "remove"])

@@ -123,6 +123,7 @@ def test_a_full_disk_is_said_before_anything_is_done(
         return
     with pytest.raises(NoSpaceError, match=r"GB are free in .* wants . GB.*XDG_CACHE_HOME"):
         create("new", torch="2.15.0")
+    assert unfinished_stacks() == ()
     assert not uv.calls("venv")
     assert not uv.calls("pip")
 
@@ -197,6 +198,7 @@ def test_another_torch_than_the_one_asked_for_is_refused(uv: FakeUv) -> None:
     with pytest.raises(StackError, match=r"it has PyTorch 2\.14\.1\+fake; wanted 2\.15\.0"):
         create("new", torch="2.15.0", python=python)
     assert [stack.name for stack in all_stacks()] == ["base"]
+    assert unfinished_stacks() == ()
 
 
 def test_an_interpreter_without_pytorch_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,11 @@ def create(
             _check_same(there, wanted)
             if _unchanged(there, wanted):
                 return there
-        return _make(folder, wanted, say)
+        try:
+            return _make(folder, wanted, say)
+        except BaseException:
+            _tidy(folder, wanted)
+            raise
 
 
 def remove(name: str) -> None:
@@ -133,6 +137,14 @@ def _unchanged(there: Stack, wanted: Wanted) -> bool:
     if wanted.origin != "created" or wanted.lock is None:
         return True
     return there.lock_sha256 == _sha256(wanted.lock.read_bytes())
+
+
+def _tidy(folder: Path, wanted: Wanted) -> None:
+    """Leave nothing of an attempt that failed, except what the next one would install again."""
+    if wanted.origin != "created":
+        shutil.rmtree(folder, ignore_errors=True)
+    elif not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _make(folder: Path, wanted: Wanted, say: Say) -> Stack:
