@@ -32,6 +32,7 @@ def find_ends(case: Case) -> Ends:
         if mismatch is not None:
             differing[step] = mismatch
             roots.add(step)
+            continue  # a device that does not finish what does not fit is not to blame
         for rank in _stuck_on_device(case, step, meeting):
             roots.add(rank)
             if not _is_elsewhere(case, rank):
@@ -90,5 +91,5 @@ def _holds_others(case: Case, rank: int) -> bool:
         mine = positions[rank].enqueued or 0
         if any((other.enqueued or 0) > mine for other in positions.values()):
             return True
-    lacks = [meeting.lacking(Lack.ABSENT, Lack.SILENT) for meeting in case.waits.meetings.values()]
-    return any(lacks)
+    # That a dump is missing does not say that its rank is.
+    return any(meeting.lacking(Lack.ABSENT) for meeting in case.waits.meetings.values())
