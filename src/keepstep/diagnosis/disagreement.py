@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from keepstep.diagnosis import words
 from keepstep.diagnosis.case import Blame, Case, capital, from_site
-from keepstep.diagnosis.divergence import Shift, find_shift
+from keepstep.diagnosis.divergence import find_shift, likelier_added
 from keepstep.diagnosis.ends import Ends
 from keepstep.diagnosis.mismatch import Mismatch, differences
-from keepstep.diagnosis.order import blame_extra, blame_skipped
+from keepstep.diagnosis.order import blame_ahead, blame_extra, blame_skipped
+from keepstep.diagnosis.programs import is_ahead
 from keepstep.diagnosis.verdict import Confidence, Fault
 from keepstep.diagnosis.waits import Step
 
@@ -87,22 +88,13 @@ def _as_shift(
     if not others or step.transfer:
         return None
     rank = odd[0]
+    if len(odd) == 1 and is_ahead(case.history, rank, step.group, step.sequence, others):
+        return blame_ahead(case, step, rank, others)
     for other in others[:2]:
         extra = find_shift(case.history, step.group, rank, other)
         skipped = find_shift(case.history, step.group, other, rank)
-        if extra is not None and _likelier(extra, skipped):
+        if extra is not None and likelier_added(extra, skipped):
             return blame_extra(case, odd, extra, step)
         if skipped is not None:
             return blame_skipped(case, odd, skipped, step)
     return None
-
-
-def _likelier(extra: Shift, skipped: Shift | None) -> bool:
-    """Whether a rank added a call rather than left one out, where its calls may fit both.
-
-    In a loop of n calls, one left out and n - 1 added look alike: the fewer count. A call that both
-    made before belongs to the loop, and was hardly added.
-    """
-    if skipped is not None and extra.amount != skipped.amount:
-        return extra.amount < skipped.amount
-    return not extra.usual

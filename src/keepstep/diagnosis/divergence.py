@@ -60,6 +60,17 @@ def find_shift(history: History, group: int, ahead: int, behind: int) -> Shift |
     return None
 
 
+def likelier_added(extra: Shift, skipped: Shift | None) -> bool:
+    """Whether a rank added a call rather than left one out, where its calls may fit both.
+
+    In a loop of n calls, one left out and n - 1 added look alike: the fewer count. A call that both
+    made before belongs to the loop, and was hardly added.
+    """
+    if skipped is not None and extra.amount != skipped.amount:
+        return extra.amount < skipped.amount
+    return not extra.usual
+
+
 def _agree_after(calls: dict[int, Token], others: dict[int, Token], at: int) -> bool:
     both = [s for s in calls if s > at and s in others]
     return all(calls[s].agrees(others[s]) for s in both)

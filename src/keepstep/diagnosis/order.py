@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from keepstep.diagnosis import words
 from keepstep.diagnosis.case import (
     NAMED_TOGETHER,
@@ -12,9 +14,10 @@ from keepstep.diagnosis.case import (
     from_site,
     others_of,
 )
-from keepstep.diagnosis.divergence import Shift, find_disorder, find_shift
+from keepstep.diagnosis.divergence import Shift, find_disorder, find_shift, likelier_added
 from keepstep.diagnosis.ends import Ends
 from keepstep.diagnosis.habits import Slip, only_slip
+from keepstep.diagnosis.programs import is_ahead
 from keepstep.diagnosis.verdict import Confidence, Fault
 from keepstep.diagnosis.waits import Lack, Step
 
@@ -105,7 +108,19 @@ def blame_order(case: Case, step: Step, rank: int, sequence: int) -> Blame:
     )
 
 
+def blame_ahead(case: Case, step: Step, rank: int, others: Iterable[int]) -> Blame:
+    """A rank that made calls too many of a step's group: the first of them, if the calls tell."""
+    for other in case.history.with_dump(others)[:1]:
+        shift = find_shift(case.history, step.group, rank, other)
+        if shift is not None:
+            return blame_extra(case, (rank,), shift, step)
+    return blame_order(case, step, rank, step.sequence)
+
+
 def _out_of_order(case: Case, step: Step, rank: int) -> Blame:
+    others = others_of(case, step, (rank,))
+    if not step.transfer and is_ahead(case.history, rank, step.group, step.sequence, others):
+        return blame_ahead(case, step, rank, others)
     meeting = case.waits.meetings[step]
     entry = meeting.waiting.get(rank)
     missed = [
@@ -192,12 +207,11 @@ def _shifted_member(case: Case, step: Step) -> Blame | None:
     if len(odd) != 1 or len(usual) < 2:
         return None
     witnesses = usual[:3]
-    if newest[odd[0]] > most:
-        added = [find_shift(case.history, step.group, odd[0], rank) for rank in witnesses]
-        if added[0] is not None and all(added):
-            return blame_extra(case, (odd[0],), added[0], step)
-    else:
-        left = [find_shift(case.history, step.group, rank, odd[0]) for rank in witnesses]
-        if left[0] is not None and all(left):
-            return blame_skipped(case, (odd[0],), left[0], step)
+    added = [find_shift(case.history, step.group, odd[0], rank) for rank in witnesses]
+    left = [find_shift(case.history, step.group, rank, odd[0]) for rank in witnesses]
+    # The counts alone do not tell which: a host runs ahead of what its device waits in.
+    if added[0] is not None and all(added) and likelier_added(added[0], left[0]):
+        return blame_extra(case, (odd[0],), added[0], step)
+    if newest[odd[0]] < most and left[0] is not None and all(left):
+        return blame_skipped(case, (odd[0],), left[0], step)
     return None
