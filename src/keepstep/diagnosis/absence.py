@@ -106,10 +106,12 @@ def _stalled(case: Case, step: Step, fault: Fault, ranks: tuple[int, ...]) -> Bl
     silent = [rank for rank in ranks if rank not in case.frontier.dumps]
     rivals = [r for r in meeting.lacking(Lack.SILENT) if r in ranks and r in silent]
     unsure = len(rivals) > 1 and not all(case.life(rank) in BAD_ENDS for rank in rivals)
+    guessed = not unsure and all(r in silent and case.life(r) not in BAD_ENDS for r in ranks)
+    behind = _unheard(case, ranks) if guessed else []
     evidence = []
     for rank in ranks:
         evidence.append(_where(case, step, rank))
-    if unsure:
+    if unsure or behind:
         confidence = Confidence.LOW
     elif (silent and fault is Fault.STALLED) or _unsure_of_waiting(case, meeting):
         confidence = Confidence.MEDIUM
@@ -121,10 +123,18 @@ def _stalled(case: Case, step: Step, fault: Fault, ranks: tuple[int, ...]) -> Bl
     }.get(fault, "did not enter")
     if step.transfer:
         what = {Fault.STALLED: "did not come to"}.get(fault, what)
-    decide = (
-        "Several ranks left no dump: the stacks or the exit codes of"
-        f" {words.ranks(rivals)} tell which of them did not come.",
-    )
+    decide: tuple[str, ...] = ()
+    if unsure:
+        decide = (
+            "Several ranks left no dump: the stacks or the exit codes of"
+            f" {words.ranks(rivals)} tell which of them did not come.",
+        )
+    elif behind:
+        decide = (
+            f"The dumps or the stacks of {words.ranks(ranks)}, and of {words.ranks(behind)}, which"
+            f" left none either: {words.ranks(ranks)} may wait for"
+            f" {words.verb(behind, 'it', 'one of them')}.",
+        )
     return Blame(
         ranks,
         fault,
@@ -133,8 +143,14 @@ def _stalled(case: Case, step: Step, fault: Fault, ranks: tuple[int, ...]) -> Bl
         waiting=waiting,
         confidence=confidence,
         evidence=tuple(evidence),
-        would_decide=decide if unsure else (),
+        would_decide=decide,
     )
+
+
+def _unheard(case: Case, ranks: tuple[int, ...]) -> list[int]:
+    """Other ranks of which nothing is known: a rank that left no dump may wait for one of them."""
+    unknown = case.frontier.everyone - set(case.frontier.dumps) - set(ranks)
+    return sorted(rank for rank in unknown if case.life(rank) is Life.UNKNOWN)
 
 
 def _unsure_of_waiting(case: Case, meeting: Meeting) -> bool:
