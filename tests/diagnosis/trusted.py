@@ -27,13 +27,18 @@ from keepstep.recorder.model import (
 )
 
 TRANSFER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)$")
-BACKENDS = {"nccl": Backend.NCCL_LEGACY, "nccl2": Backend.NCCL2, "gloo": Backend.GLOO}
+BACKENDS = {
+    "nccl": Backend.NCCL_LEGACY,
+    "nccl2": Backend.NCCL2,
+    "nccl-lazy": Backend.NCCL_LAZY,
+    "gloo": Backend.GLOO,
+}
 
 
 def load_folder(folder: Path) -> tuple[RankDump, ...]:
-    """Load every pickled dump of a folder."""
+    """Load every pickled dump below a folder; a rank may have one of each recorder."""
     found = []
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
         match = re.fullmatch(r"(?:comm_lib_trace_rank_|_dump_)(\d+)", path.name)
         if match is not None:
             raw = pickle.loads(path.read_bytes())

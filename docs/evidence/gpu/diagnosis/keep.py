@@ -48,7 +48,7 @@ def keep(case: Path, way: str) -> tuple[str, dict[str, Any]]:
     name += "" if way == "own" else "-asked"
     shutil.rmtree(TESTS / name, ignore_errors=True)
     entries: dict[str, int] = {}
-    recorders = set()
+    recorders: set[str] = set()
     for path in dumps(case / way):
         inside = path.relative_to(case / way)
         recorder = inside.parts[0] if len(inside.parts) > 1 and spelling == "nccl-lazy" else ""

@@ -54,7 +54,7 @@ WHAT = {
     "pipeline": ("mismatch", "does not send to the next stage and goes on"),
     "pipeline-stall": ("stalled", "sleeps before it sends to the next stage"),
     "cascade": ("stalled", "sleeps before the all-reduce of tp [2, 3]; the dp groups wait behind"),
-    "none": ("none", "nothing: seven healthy steps"),
+    "none": ("", "nothing: seven healthy steps"),
 }
 CULPRITS = {
     # case: (of two ranks, of four)
