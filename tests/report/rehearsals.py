@@ -200,8 +200,23 @@ def drills() -> tuple[DrillRecord, ...]:
             ),
             facts={
                 "artifacts": [
-                    {"rank": 0, "file": "trace_0", "bytes": 48_120, "survives": "yes"},
-                    {"rank": 1, "file": "trace_1", "bytes": 47_988, "survives": "yes"},
+                    {
+                        "rank": rank,
+                        "how": "by itself",
+                        "path": f"own/trace_rank_{rank}",
+                        "arrived": True,
+                        "owner": "trainer",
+                        "size": 48_120,
+                        "age_s": 2.836,
+                        "mount_point": "/",
+                        "file_system": "ext4",
+                        "survives": None,
+                        "operations": 4,
+                        "last": "all_reduce 4",
+                        "sha256": "8f40ef8d" * 8,
+                        "problem": "",
+                    }
+                    for rank in (0, 1)
                 ],
                 "timeout_s": 10,
             },
@@ -325,13 +340,25 @@ def rehearsal(**changes: Any) -> Rehearsal:
                 name="2.14",
                 torch="2.14.1+cu130",
                 origin="created",
-                facts={"git": "5c48869", "CUDA": "13.0", "NCCL": "2.30.7", "Python": "3.11.7"},
+                facts={
+                    "torch.version": "2.14.1+cu130",
+                    "torch.git": "5c4886908584029761b579af026dcfb627c84070",
+                    "torch.cuda": "13.0",
+                    "nccl": "2.30.7",
+                    "python": "3.11.7",
+                },
             ),
             StackSummary(
                 name="2.15",
                 torch="2.15.0+cu132",
                 origin="created",
-                facts={"git": "d0f2af8", "CUDA": "13.2", "NCCL": "2.30.7", "Python": "3.11.7"},
+                facts={
+                    "torch.version": "2.15.0+cu132",
+                    "torch.git": "d0f2af8b66b20da4baa50644c0cd3f887a2eae2e",
+                    "torch.cuda": "13.2",
+                    "nccl": "2.30.7",
+                    "python": "3.11.7",
+                },
             ),
         ),
         "cells": cells,

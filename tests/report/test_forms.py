@@ -15,7 +15,7 @@ from keepstep.report.html import as_html
 from keepstep.report.model import Rehearsal
 from keepstep.report.summary import sentence, steps, verdict_of
 from keepstep.report.text import as_text
-from tests.report.rehearsals import ALL, SEALED, failing, inconclusive, passing
+from tests.report.rehearsals import ALL, SEALED, failing, inconclusive, passing, rehearsal
 
 EVERY = pytest.mark.parametrize("make", list(ALL.values()), ids=list(ALL))
 VOID = frozenset(("meta", "link", "br", "line", "rect", "circle", "path"))
@@ -134,6 +134,16 @@ def test_a_lead_signs_for_one_receipt() -> None:
         assert text in page
     assert f"keepstep receipt verify {SEALED.file}" in page
     assert "No receipt over the whole was written." in Reader(as_html(passing())).words
+
+
+def test_a_change_is_not_credited_to_a_library_that_is_the_same() -> None:
+    page = Reader(as_html(passing())).words
+    assert (
+        "All stacks have NCCL 2.30.7: whatever differs, NCCL's version is not the reason." in page
+    )
+    old, new = passing().stacks
+    other = new.model_copy(update={"facts": {**new.facts, "nccl": "2.31.0"}})
+    assert "All stacks have" not in Reader(as_html(rehearsal(stacks=(old, other)))).words
 
 
 @EVERY

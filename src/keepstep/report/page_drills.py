@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from keepstep.report.model import Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
 
 _MOST_ROWS = 16  # of a table of facts; the receipt has all
+_MOST_COLUMNS = 7  # that fit on a page in A4
+_EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
+_DIGEST = re.compile(r"[0-9a-f]{40,}")  # the receipt has all of it
 
 
 def drills(rehearsal: Rehearsal) -> Markup:
@@ -51,7 +55,9 @@ def _drill(record: DrillRecord, receipt: str) -> Markup:
 
 def _facts(facts: Mapping[str, Any]) -> Child:
     """Return what a drill noted beside its proofs: single values as a list, rows as tables."""
-    single = {name: value for name, value in facts.items() if not _is_rows(value)}
+    single = {
+        name: value for name, value in facts.items() if not _is_rows(value) and value not in _EMPTY
+    }
     pairs = [(tag("dt", _words(name)), tag("dd", plain(value))) for name, value in single.items()]
     tables = [_rows(_words(name), value) for name, value in facts.items() if _is_rows(value)]
     return joined(tag("dl", pairs) if pairs else None, tables)
@@ -66,12 +72,25 @@ def _is_rows(value: Any) -> bool:
 
 
 def _rows(caption: str, rows: Any) -> Markup:
-    heads = list(dict.fromkeys(name for row in rows for name in row))
-    body = [[plain(row.get(head)) for head in heads] for row in rows[:_MOST_ROWS]]
-    found = table(caption, [_words(head) for head in heads], body, kind="facts", titled=True)
+    names = dict.fromkeys(name for row in rows for name in row)
+    heads = [name for name in names if any(row.get(name) not in _EMPTY for row in rows)]
+    shown = rows[:_MOST_ROWS]
+    if len(heads) > _MOST_COLUMNS:
+        found = joined(tag("h4", caption), tag("ul", [_as_line(row) for row in shown]))
+    else:
+        body = [[plain(row.get(head)) for head in heads] for row in shown]
+        words = [_words(head) for head in heads]
+        found = table(caption, words, body, kind="facts", titled=True)
     if len(rows) > _MOST_ROWS:
         return joined(found, soft_text(f"and {len(rows) - _MOST_ROWS} more: see the receipt"))
     return found
+
+
+def _as_line(row: Mapping[str, Any]) -> Markup:
+    """Return a row with too many values for a table, as one line of those that it has."""
+    parts = [(_words(name), plain(value)) for name, value in row.items() if value not in _EMPTY]
+    line = [(" · ", tag("span", name, class_="soft"), " ", value) for name, value in parts[1:]]
+    return tag("li", [tag("b", " ".join(part)) for part in parts[:1]], line)
 
 
 def _words(name: Any) -> str:
@@ -87,7 +106,9 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{_words(name)}: {plain(item)}" for name, item in value.items())
+        parts = ((name, item) for name, item in value.items() if item not in _EMPTY)
+        return "; ".join(f"{_words(name)}: {plain(item)}" for name, item in parts)
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value)
-    return str(value)
+    text = str(value)
+    return f"{text[:12]}…" if _DIGEST.fullmatch(text) else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keepstep.report.figures import bytes_text, count_text, seconds_text, sentence_text, time_text
 from keepstep.report.markup import Markup, joined, tag
-from keepstep.report.model import Machine, Rehearsal
+from keepstep.report.model import Machine, Rehearsal, StackSummary
 from keepstep.report.page_table import section, table
 from keepstep.report.signs import CLASS, SIGN
 from keepstep.report.summary import MOST_STEPS, Step, sentence, steps, verdict_of
@@ -45,18 +45,32 @@ def what_next(rehearsal: Rehearsal) -> Markup:
 def what_ran(rehearsal: Rehearsal) -> Markup:
     """Return the stacks and the machine."""
     heads = ["Stack", "PyTorch", "As its running processes said"]
-    rows = [
-        (stack.name, stack.torch, " · ".join(f"{k} {v}" for k, v in stack.facts.items()))
-        for stack in rehearsal.stacks
-    ]
+    rows = [(stack.name, stack.torch, _facts(stack)) for stack in rehearsal.stacks]
     notes = [tag("p", sentence_text(note)) for note in rehearsal.notes]
     return section(
         "ran",
         "What ran",
         table("Stacks", heads, rows),
+        _same_nccl(rehearsal),
         tag("p", tag("b", "Machine: "), _machine(rehearsal.machine), class_="machine"),
         notes,
     )
+
+
+def _facts(stack: StackSummary) -> str:
+    """Return what else is known of a stack; the version has a column of its own."""
+    facts = {name.removeprefix("torch."): value for name, value in stack.facts.items()}
+    return " · ".join(f"{name} {value}" for name, value in facts.items() if name != "version")
+
+
+def _same_nccl(rehearsal: Rehearsal) -> Markup | None:
+    """Say that NCCL was not what was tried, where all stacks have the same."""
+    found = {stack.facts.get("nccl", "") for stack in rehearsal.stacks}
+    if len(rehearsal.stacks) < 2 or len(found) != 1 or "" in found:
+        return None
+    (version,) = found
+    text = f"All stacks have NCCL {version}: whatever differs, NCCL's version is not the reason."
+    return tag("p", text)
 
 
 def _machine(machine: Machine) -> str:
