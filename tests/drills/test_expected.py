@@ -40,6 +40,7 @@ def test_the_name_alone_does_not_say_what_is_built(
         ("nccl-legacy", "2.15", WRITTEN, WRITTEN),
         ("nccl", "2.14", UNKNOWN, UNKNOWN),
         ("ucc", "2.15", UNKNOWN, UNKNOWN),
+        ("gloo", "", UNKNOWN, UNKNOWN),
     ],
 )
 def test_who_writes_a_dump(backend: str, minor: str, waiting: Dump, held: Dump) -> None:

@@ -153,6 +153,6 @@ def expected(backend: str, minor: str, variables: Mapping[str, str]) -> Expectat
 
 
 def numbers(minor: str) -> tuple[int, int]:
-    """Return a minor version as numbers, such as (2, 15)."""
+    """Return a minor version as numbers, such as (2, 15); (0, 0) for what is none."""
     major, _, rest = minor.partition(".")
-    return int(major), int(rest or 0)
+    return (int(major), int(rest)) if major.isdigit() and rest.isdigit() else (0, 0)
