@@ -78,6 +78,13 @@ def test_what_a_control_was_planted_with_is_nothing_to_mend() -> None:
     assert not any("slower" in step.about for step in steps(passing()))
 
 
+def test_what_passed_may_leave_something_to_do_after_the_rest() -> None:
+    debt = drills()[1].model_copy(update={"next": "name who may pull the lever"})
+    found = steps(rehearsal(drills=(debt, drills()[0])))
+    assert found[0].text == "name who may pull the lever"
+    assert found[-1].text.startswith("Sign below")
+
+
 _MISSING = NotRun(what="replace", proves="a rank is replaced", why="no second port")
 
 

@@ -13,6 +13,7 @@ from keepstep.report.model import Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
 
 _MOST_ROWS = 16  # of a table of facts; the receipt has all
+_LONGEST = 600  # characters of one value
 _MOST_COLUMNS = 7  # that fit on a page in A4
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
 _DIGEST = re.compile(r"[0-9a-f]{40,}")  # the receipt has all of it
@@ -58,7 +59,10 @@ def _facts(facts: Mapping[str, Any]) -> Child:
     single = {
         name: value for name, value in facts.items() if not _is_rows(value) and value not in _EMPTY
     }
-    pairs = [(tag("dt", _words(name)), tag("dd", plain(value))) for name, value in single.items()]
+    pairs = [
+        (tag("dt", _words(name)), tag("dd", _shortened(plain(value))))
+        for name, value in single.items()
+    ]
     tables = [_rows(_words(name), value) for name, value in facts.items() if _is_rows(value)]
     return joined(tag("dl", pairs) if pairs else None, tables)
 
@@ -86,10 +90,17 @@ def _rows(caption: str, rows: Any) -> Markup:
     return found
 
 
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… (the receipt has all of it)"
+
+
 def _as_line(row: Mapping[str, Any]) -> Markup:
     """Return a row with too many values for a table, as one line of those that it has."""
     parts = [(_words(name), plain(value)) for name, value in row.items() if value not in _EMPTY]
-    line = [(" · ", tag("span", name, class_="soft"), " ", value) for name, value in parts[1:]]
+    line = [
+        (" · ", tag("span", name, class_="soft"), " ", _shortened(value))
+        for name, value in parts[1:]
+    ]
     return tag("li", [tag("b", " ".join(part)) for part in parts[:1]], line)
 
 

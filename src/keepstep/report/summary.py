@@ -60,7 +60,8 @@ def sentence(rehearsal: Rehearsal) -> str:
 def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
     """Return what to do next, the failures first; each thing once, with all that asks for it."""
     asked: dict[str, list[str]] = {}
-    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+    # What passed may leave something to do as well: a way back is a debt with a date.
+    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS):
         for about, text in _asked(rehearsal, verdict):
             asked.setdefault(text, []).append(about)
     for text in rehearsal.next:
@@ -143,7 +144,7 @@ def _asked(rehearsal: Rehearsal, verdict: Verdict) -> Iterator[tuple[str, str]]:
             if gate.verdict is verdict and gate.next:
                 yield cell.cell.id, gate.next
         for soft in cell.verdict.soft:
-            if soft.judged and soft.verdict is verdict:
+            if soft.judged and soft.verdict is verdict is not Verdict.PASS:
                 yield cell.cell.id, _about_metric(soft)
     for drill in rehearsal.drills:
         if drill.verdict is verdict and drill.next:

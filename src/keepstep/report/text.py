@@ -12,7 +12,7 @@ from rich.text import Text
 
 from keepstep.canary.verdict import Verdict
 from keepstep.incident.answer import printable
-from keepstep.report.figures import PER, ratio_text, seconds_text
+from keepstep.report.figures import PER, ratio_text, seconds_text, sentence_text
 from keepstep.report.grid import Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
 from keepstep.report.signs import SIGN
@@ -65,7 +65,7 @@ def _parts(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Iterator[Rendera
     yield _head("What to do next")
     for number, step in enumerate(steps(rehearsal), 1):
         about = f" ({step.about})" if step.about else ""
-        yield _indented(f"{number}. {step.text}{about}")
+        yield _indented(f"{number}. {sentence_text(step.text)}{about}")
     yield _head("The matrix")
     for grid in grids(rehearsal):
         yield _grid(grid)
