@@ -71,10 +71,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     first = load(options.checkpoint, model, optimizer) if options.resume else 0
     for step in range(first, first + options.steps):
-        text = batch(step, options.seed).to(device)
+        text = batch(step, options.seed).to(device)  # the same on both
         losses: list[torch.Tensor] = []
         if rank == 0:
-            schedule.step(text[:, :-1])
+            schedule.step(text[:, :-1].contiguous())  # a stage checks strides too
         else:
             schedule.step(target=text[:, 1:], losses=losses)
             loss = torch.stack(losses).mean().item()

@@ -68,7 +68,8 @@ def main() -> None:
     }
     for block in blocks:
         parallel.parallelize_module(block, mesh, plan)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # One by one: embedding and norms are plain tensors, which do not mix with DTensors in a batch.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     first = load(options.checkpoint, model, optimizer) if options.resume else 0
     for step in range(first, first + options.steps):
         text = batch(step, options.seed).to(device)  # the same on every rank

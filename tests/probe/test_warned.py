@@ -16,7 +16,11 @@ from keepstep.probe.warned import from_stderr, normal
         ("at 2026-11-30 00:33:56,123 UTC", "at TIME UTC"),
         ("pid 4711 is gone, thread: 12", "pid N is gone, thread: N"),
         ("connect to 10.0.0.7:29500", "connect to HOST"),
-        ("connect to [::ffff:127.0.0.1]:29500", "connect to [::ffff:HOST]:29500"),
+        ("connect to [::ffff:127.0.0.1]:29500", "connect to [::ffff:HOST]:PORT"),
+        (
+            "SocketImpl(fd=55, remote=[localhost]:27122)",
+            "SocketImpl(fd=N, remote=[localhost]:PORT)",
+        ),
         ("in /opt/x/lib/torch/nn/module.py:123", "in module.py"),
         ("rank 3 of torch 2.15.0 has 64 MB", "rank 3 of torch 2.15.0 has 64 MB"),
         ("and/or 1/2", "and/or 1/2"),

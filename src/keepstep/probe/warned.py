@@ -18,6 +18,8 @@ _TAKEN_OUT = (
     (re.compile(r"0x[0-9a-fA-F]{4,}"), "ADDRESS"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "HOST"),
     (re.compile(r"\[[0-9a-fA-F:]*::[0-9a-fA-F:]*\](?::\d+)?"), "HOST"),
+    (re.compile(r"\]:\d+"), "]:PORT"),
+    (re.compile(r"\bfd=\d+"), "fd=N"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"), "TIME"),
     (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), "TIME"),
     (re.compile(r"(?<![\w/])/(?:[\w.+@~-]+/)+([\w.+@~-]*)"), r"\1"),  # paths: the last name stays
