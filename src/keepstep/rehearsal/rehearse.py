@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,7 +50,7 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         OtherRehearsalError: The folder belongs to another plan.
         ValueError, OSError: A job, a stack or the disk is not as it should be.
     """
-    begin, plan = time.monotonic(), request.plan
+    plan = request.plan
     head = _head(request, folder)
     scripts = {name: script_of(plan, name) for name in plan.jobs}
     machine = this_machine()
@@ -88,11 +87,17 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         name=request.name,
         plan_sha256=head.plan_sha256,
         started=head.started,
-        seconds=time.monotonic() - begin,
+        seconds=_work(seen),
         notes=_notes(head, runs),
         checkpoints=request.checkpoints,
     )
     return Rehearsed(rehearsal=rehearsal, receipt=seal.rehearsal(rehearsal, all_material(seen)))
+
+
+def _work(seen: Seen) -> float:
+    """Return the seconds of all runs and drills, in whatever sitting they were made."""
+    runs = sum(run.seconds for run in seen.runs.records)
+    return runs + sum(drill.seconds for drill in seen.drills.records)
 
 
 def _notes(head: Head, runs: Runs) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from keepstep.canary.cell import Cell
 from keepstep.canary.record import RunRecord
@@ -50,7 +51,7 @@ class Seal:
     def drill(self, drill: DrillRecord) -> ReceiptFile:
         """Sign a drill."""
         found: Material = {
-            stack: {"interpreter": material(fingerprint)}
+            stack: {"interpreter": _facts(fingerprint)}
             for stack, fingerprint in drill.fingerprints.items()
         }
         return self._write(drill.name, Kind.DRILL, {}, drill.model_dump(mode="json"), found)
@@ -81,3 +82,10 @@ class Seal:
             sha256=hashlib.sha256(envelope).hexdigest(),
             about=name,
         )
+
+
+def _facts(fingerprint: Mapping[str, Any]) -> dict[str, str]:
+    """Return the material facts; of a drill whose ranks say little of themselves, what they say."""
+    if isinstance(fingerprint.get("torch"), Mapping):
+        return material(dict(fingerprint))
+    return {name: str(value) for name, value in sorted(fingerprint.items())}
