@@ -53,7 +53,7 @@ def test_every_backend_has_a_meaning() -> None:
 def test_who_writes_and_what_is_counted() -> None:
     assert MEANINGS[LEGACY].writes is Writes.ALL
     assert MEANINGS[NCCL2].writes is Writes.DETECTING
-    assert MEANINGS[GLOO].writes is Writes.NEVER
+    assert MEANINGS[GLOO].writes is MEANINGS[LAZY].writes is Writes.NEVER
     assert MEANINGS[LEGACY].counting is Counting.COLLECTIVES
     assert MEANINGS[NCCL2].counting is Counting.OPERATIONS
     assert not MEANINGS[GLOO].group_ranks

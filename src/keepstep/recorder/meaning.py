@@ -6,7 +6,7 @@ own repository (August 2026). ``MEANINGS`` is the only place where this knowledg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from keepstep.recorder.model import Backend, Entry, State
@@ -132,7 +132,12 @@ MEANINGS: dict[Backend, Meaning] = {
         note="operations are retired when they are issued, so nothing says whether they finished",
     ),
 }
-MEANINGS[Backend.NCCL_LAZY] = MEANINGS[Backend.NCCL2]
+# Sub-groups of a job with nccl-lazy are recorded, and dumped, as nccl2.
+MEANINGS[Backend.NCCL_LAZY] = replace(
+    MEANINGS[Backend.NCCL2],
+    writes=Writes.NEVER,
+    note="as nccl2, but a process that gives up leaves no dump of this recorder",
+)
 MEANINGS[Backend.UNKNOWN] = MEANINGS[Backend.OTHER]
 
 
