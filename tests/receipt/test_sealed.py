@@ -70,6 +70,15 @@ def test_what_cannot_be_said_is_refused_before_it_is_signed(
         seal(**{**usual, "key": KEY, "material": NEW, **change})
 
 
+def test_what_could_not_be_opened_again_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepstep.receipt.sealed.MOST_BYTES", len(sealed()) - 1)
+    with pytest.raises(ValueError, match="at most"):
+        sealed()
+    monkeypatch.setattr("keepstep.receipt.canonical.MOST_BYTES", 100)
+    with pytest.raises(ValueError, match="at most 100"):
+        sealed()
+
+
 @pytest.mark.parametrize(
     ("records", "says"),
     [

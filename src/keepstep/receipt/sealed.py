@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from keepstep._version import __version__
-from keepstep.receipt.canonical import from_canonical
+from keepstep.receipt.canonical import MOST_BYTES
 from keepstep.receipt.envelope import Envelope, check, unwrap, wrap
 from keepstep.receipt.keys import PublicKey, SigningKey
 from keepstep.receipt.material import Material
@@ -79,7 +79,10 @@ def seal(
         "records": predicate,
     }
     payload, _ = payload_of(Kind(kind), dict(subject), body)
-    return wrap(payload, key)
+    data = wrap(payload, key)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it would have {len(data)} bytes; a receipt has at most {MOST_BYTES}")
+    return data
 
 
 def open_receipt(data: bytes, trusted: Mapping[str, PublicKey]) -> Receipt:
@@ -120,7 +123,7 @@ def _receipt(data: bytes, envelope: Envelope) -> Receipt:
         keepstep=body.keepstep,
         host=body.host,
         material=body.material,
-        records=from_canonical(envelope.payload)["predicate"]["records"],
+        records=body.records,
         key_id=envelope.key_id,
         sha256=hashlib.sha256(data).hexdigest(),
     )
