@@ -142,16 +142,16 @@ def test_who_has_written_by_itself_need_not_be_asked() -> None:
 
 
 def test_where_a_job_would_write(tmp_path: Path) -> None:
-    place = place_of_jobs({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}, "nccl", "nccl2")
+    place = place_of_jobs({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}, "nccl2")
     assert place.path == f"{tmp_path}/rank_0"
     assert place.overwritten
     run = {"SLURM_JOB_ID": "4711", "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/job-4711-rank_"}
-    assert not place_of_jobs(run, "nccl", "nccl2").overwritten
+    assert not place_of_jobs(run, "nccl2").overwritten
 
 
 def test_a_folder_that_is_missing_loses_the_dump(tmp_path: Path) -> None:
     variables = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nowhere/rank_"}
-    place = place_of_jobs(variables, "nccl", "nccl2")
+    place = place_of_jobs(variables, "nccl2")
     assert not place.survives
     assert any("missing" in problem for problem in place.problems)
     assert place.mend

@@ -194,7 +194,7 @@ def _artifact_text(artifact: Artifact, due: Dump) -> str:
     )
 
 
-def place_of_jobs(variables: Mapping[str, str], backend: str, implementation: str) -> JobPlace:
+def place_of_jobs(variables: Mapping[str, str], implementation: str) -> JobPlace:
     """Return where a rank with ``variables`` would write, as ``keepstep check-recorder`` judges.
 
     PyTorch ends the prefix with the number of the rank and nothing else: unless the prefix itself

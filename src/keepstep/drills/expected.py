@@ -120,6 +120,13 @@ TABLE: Mapping[str, tuple[tuple[tuple[int, int], Expectation], ...]] = {
     ),
 }
 
+CLASSES = {  # by implementation
+    "gloo": "ProcessGroupGloo",
+    "nccl2": "ProcessGroupNCCL2",
+    "nccl-lazy": "ProcessGroupNCCLLazy",
+    "nccl-legacy": "ProcessGroupNCCL",
+}
+
 
 def implementation(backend: str, minor: str, variables: Mapping[str, str]) -> str:
     """Return what a backend spelling builds: the name ``nccl`` alone does not say.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from keepstep.diagnosis.diagnose import diagnose
@@ -16,7 +16,7 @@ from keepstep.drills.artifacts import (
     place_of_jobs,
     prove_artifacts,
 )
-from keepstep.drills.expected import Dump, Expectation, expected, implementation
+from keepstep.drills.expected import CLASSES, Dump, Expectation, expected, implementation
 from keepstep.drills.held_ranks import ASKED, OWN, WARM_UP, Observed, run_held
 from keepstep.drills.injection import held_name, prove_injection
 from keepstep.drills.limits import Limits
@@ -41,6 +41,7 @@ class _Setting:
     folder: Path
     limits: Limits
     variables: Mapping[str, str]  # of every rank, besides the stack's
+    implementation: str  # what the spelling builds
     expectation: Expectation
 
 
@@ -74,14 +75,15 @@ def hang(
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     more = dict(variables or {})
-    ranks_variables = {**base_variables(stack), **more}
+    of_ranks = {**base_variables(stack), **more}
     setting = _Setting(
         stack=stack,
         backend=backend,
         folder=folder,
         limits=limits or Limits(),
         variables=more,
-        expectation=expected(backend, minor_of(stack), ranks_variables),
+        implementation=implementation(backend, minor_of(stack), of_ranks),
+        expectation=expected(backend, minor_of(stack), of_ranks),
     )
     notebook = Notebook(
         drill="hang",
@@ -90,27 +92,24 @@ def hang(
         backend=backend,
         say=say,
     )
-    built = implementation(backend, minor_of(stack), ranks_variables)
-    notebook.facts["implementation"] = built
-    notebook.facts["expected"] = {
-        "waiting": setting.expectation.waiting,
-        "held": setting.expectation.held,
-        "end": setting.expectation.end,
-        "source": setting.expectation.source,
-        "way": setting.expectation.way,
-    }
+    notebook.facts["implementation"] = setting.implementation
+    notebook.facts["expected"] = asdict(setting.expectation)
     if needs_gpu(backend) and not gpus():
-        why = f"{backend} needs an NVIDIA GPU, this machine has none"
-        notebook.not_run(held_name(HELD), why, "a rank that stays before the collective")
-        notebook.not_run("each rank's recorder dump is as known", why, setting.expectation.source)
-        notebook.not_run(_NAMED, why, f"rank {HELD}")
-        notebook.next.append(f"run the drill on a machine with a GPU: backend {backend}")
+        _not_run(notebook, setting)
         return notebook.record()
     _drill(notebook, setting)
-    _place(notebook, setting, built, ranks_variables)
+    _place(notebook, setting, of_ranks)
     if supervise and backend == "gloo":
         _under_run(notebook, setting)
     return notebook.record()
+
+
+def _not_run(notebook: Notebook, setting: _Setting) -> None:
+    why = f"{setting.backend} needs an NVIDIA GPU, this machine has none"
+    notebook.not_run(held_name(HELD), why, "a rank that stays before the collective")
+    notebook.not_run("each rank's recorder dump is as known", why, setting.expectation.source)
+    notebook.not_run(_NAMED, why, f"rank {HELD}")
+    notebook.next.append(f"run the drill on a machine with a GPU: backend {setting.backend}")
 
 
 def _drill(notebook: Notebook, setting: _Setting) -> None:
@@ -126,6 +125,7 @@ def _drill(notebook: Notebook, setting: _Setting) -> None:
     )
     notebook.fingerprints[setting.stack.name] = _fingerprint(observed)
     prove_injection(notebook, observed, setting.limits, setting.expectation)
+    _prove_class(notebook, setting, observed)
     artifacts = _artifacts(setting, observed)
     notebook.facts["artifacts"] = [each.model_dump() for each in artifacts]
     prove_artifacts(notebook, artifacts, setting.expectation, observed.held)
@@ -135,6 +135,19 @@ def _drill(notebook: Notebook, setting: _Setting) -> None:
         not observed.left_over,
         seen=", ".join(observed.left_over) or "no process of the drill",
         wanted="no process of the drill",
+    )
+
+
+def _prove_class(notebook: Notebook, setting: _Setting, observed: Observed) -> None:
+    """What is expected of a backend holds for the class that was built, not for the name."""
+    said = [observed.first(rank, "grouped") for rank in range(observed.world_size)]
+    built = ["nothing" if line is None else str(line["built"]) for line in said]
+    wanted = CLASSES.get(setting.implementation)
+    notebook.prove(
+        "every rank has built the class that is known",
+        None if wanted is None or "nothing" in built else set(built) == {wanted},
+        seen=built[0] if len(set(built)) == 1 else ", ".join(built),
+        wanted=wanted or "a class of which anything is known",
     )
 
 
@@ -210,9 +223,9 @@ def diagnosis_of(folder: Path, artifacts: list[Artifact], name: str) -> tuple[st
 # --- would it be there next week? ---------------------------------------------------------------
 
 
-def _place(notebook: Notebook, setting: _Setting, built: str, variables: Mapping[str, str]) -> None:
+def _place(notebook: Notebook, setting: _Setting, variables: Mapping[str, str]) -> None:
     """Say where a job's dumps would go. A backend that writes none has nothing to lose there."""
-    place = place_of_jobs(variables, setting.backend, built)
+    place = place_of_jobs(variables, setting.implementation)
     notebook.facts["jobs_write_to"] = place.model_dump()
     if setting.expectation.waiting is Dump.ABSENT and setting.expectation.held is Dump.ABSENT:
         return
