@@ -130,8 +130,9 @@ class Record:
         partial = self.path.with_name(f".{self.path.name}.{self.pid}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self.to_json())  # ten times as fast as to dump into the file
             with open(partial, "w", encoding="utf-8") as file:
-                json.dump(self.to_json(), file)
+                file.write(text)
                 if final:
                     file.flush()
                     os.fsync(file.fileno())
