@@ -13,7 +13,13 @@ MOST = 200  # that one look tries
 _EACH_S, _ALL_S = 60.0, 600.0
 
 # What only a GPU's driver brings: without one, the import says nothing about the build.
-_DRIVERS_OWN = ("libcuda.so", "libnvidia-ml.so", "no NVIDIA driver", "No CUDA GPUs")
+_DRIVERS_OWN = (
+    "libcuda.so",
+    "libnvidia-ml.so",
+    "no NVIDIA driver",
+    "No CUDA GPUs",
+    "active drivers",
+)
 
 Extension = dict[str, Any]  # as ask_stack.py gives it
 

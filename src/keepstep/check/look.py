@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from keepstep.check import (
@@ -30,8 +30,12 @@ _FRAMEWORKS = {
 }
 
 
-def look(question: Question) -> Report:
+def look(question: Question, say: Callable[[str], object] = str) -> Report:
     """Return what was found, and what was not looked at.
+
+    Args:
+        question: What is asked.
+        say: Called with a line before each part that takes seconds.
 
     Raises:
         CannotLookError: The script is missing or no Python source.
@@ -39,7 +43,9 @@ def look(question: Question) -> Report:
     """
     code, scene = look_at_code(question)
     findings, not_looked = list(code.findings), list(code.not_looked)
-    for more, unseen in (look_at_machine(scene, question), count(scene, question)):
+    for words, part in (("machine and packages", look_at_machine), ("communicators", count)):
+        say(f"looking at {words}")
+        more, unseen = part(scene, question)
         findings += more
         not_looked += unseen
     return _report(findings, not_looked, code.looked)

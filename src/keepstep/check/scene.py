@@ -157,8 +157,8 @@ class Scene:
 
     @property
     def any_nccl(self) -> bool:
-        """Return whether any group can be one of NCCL; without a group, whether CUDA is named."""
-        return any(map(self.nccl, self.inits)) if self.inits else False
+        """Return whether any group can be one of NCCL; one made elsewhere can if CUDA is named."""
+        return any(map(self.nccl, self.inits)) if self.inits else self.cuda
 
     @property
     def bound(self) -> bool:

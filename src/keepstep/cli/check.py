@@ -84,7 +84,7 @@ def check(
             given=Given(gpus=_gpus(gpus), driver=driver, fabric_manager=fabric_manager),
             environment={**os.environ, **(named.variables if named else {})},
         )
-        report = look(question)
+        report = look(question, _say)
     except (CannotLookError, BadLeapError, BadLaunchError, BadLayoutError) as error:
         _refuse(str(error))
     if as_json:
@@ -185,6 +185,11 @@ def _not_looked(each: NotLooked) -> list[str]:
     mark = "matters: " if each.matters else ""
     lines = [f"  {mark}{each.what}: {each.why}"]
     return [*lines, f"    mend: {each.mend}"] if each.mend else lines
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"keepstep check: {text}\n")
 
 
 def _refuse(problem: str) -> NoReturn:
