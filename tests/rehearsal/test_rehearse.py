@@ -1,0 +1,144 @@
+"""`keepstep rehearse` as a user sees it: ends, resumes, refuses, tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keepstep.canary.plan import default_text
+from keepstep.cli.main import execute
+from keepstep.exit_codes import ExitCode
+from keepstep.receipt.keys import trusted_keys
+from keepstep.receipt.sealed import open_receipt
+from tests.rehearsal import fake_stack
+
+RUNS = 15  # five cells, three rounds
+
+
+@pytest.fixture(autouse=True)
+def stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The two stacks of the default plan, and a home of their own for keys and caches."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    return {name: fake_stack.make(name, tmp_path / f"py-{name}") for name in ("2.14.1", "2.15.0")}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """The default plan, shortened: one job on a CPU, three rounds, no drills."""
+    text = default_text()
+    for old, new in (
+        ("pairs = 5", "pairs = 3"),
+        ('jobs = ["data_parallel", "sharded", "tensor", "pipeline"]', 'jobs = ["data_parallel"]'),
+        ('drills = ["hang", "rollback", "restore", "replace"]', "drills = []"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    head, _, rest = text.partition("[[beside]]")
+    tail = rest[rest.index("[margins.cpu]") :]
+    path = tmp_path / "plan.toml"
+    path.write_text(_only_on_cpu(head) + tail)
+    return path
+
+
+def _only_on_cpu(text: str) -> str:
+    first, compare, rest = text.partition("[[compare]]")
+    return first + compare + rest.split("[[compare]]")[0]
+
+
+def rehearse(plan: Path, out: Path) -> int:
+    return execute(["rehearse", str(plan), "--out", str(out)])
+
+
+def runs(out: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*.json")}
+
+
+def test_it_ends_in_a_report_and_signed_receipts(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert rehearse(plan, out) == ExitCode.INCONCLUSIVE, capsys.readouterr().err
+    found = json.loads((out / "report.json").read_text())
+    told = capsys.readouterr()
+    assert len(runs(out)) == RUNS
+    assert f"run {RUNS} of {RUNS}" in told.err
+    assert "report.html" in told.out
+    assert "<html" in (out / "report.html").read_text()
+    assert "GPU" in json.dumps(found), "what no CPU can prove is said"
+    receipts = [open_receipt(path.read_bytes(), trusted_keys()) for path in out.glob("receipts/*")]
+    assert sorted(each.kind for each in receipts) == ["cell"] * 5 + ["rehearsal"]
+
+
+def test_the_same_command_runs_only_what_is_missing(plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rehearse(plan, out)
+    before = runs(out)
+    gone = sorted(before)[4]
+    gone.unlink()
+    rehearse(plan, out)
+    after = runs(out)
+    changed = {path for path in after if after[path] != before[path]}
+    assert changed == {gone}
+    assert "taken up again" in (out / "report.json").read_text()
+
+
+def test_ctrl_c_keeps_what_was_run(
+    plan: Path, stacks: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (stacks["2.15.0"] / "interrupt").touch()
+    assert rehearse(plan, out) == ExitCode.INTERRUPTED
+    assert "the same command goes on" in capsys.readouterr().err
+    kept = runs(out)
+    assert 0 < len(kept) < RUNS
+    assert rehearse(plan, out) == ExitCode.INCONCLUSIVE
+    assert len(runs(out)) == RUNS
+    assert all(runs(out)[path] == time for path, time in kept.items())
+
+
+def test_a_crash_of_the_new_stack_is_a_fail(
+    plan: Path, stacks: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stacks["2.15.0"] / "crash").touch()
+    assert rehearse(plan, tmp_path / "out") == ExitCode.FAIL
+    assert "Do not move" in capsys.readouterr().out
+
+
+def test_a_folder_of_another_plan_is_refused(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / "x").mkdir(parents=True)
+    assert rehearse(plan, out) == ExitCode.USAGE
+    assert "--out" in capsys.readouterr().err
+    assert not (out / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("pairs = 3", "piars = 3", "piars"),
+        ('"2.15" = "2.15.0"', '"2.15" = "latest"', "latest"),
+        ("@jobs/data_parallel.py", "@jobs/data_paralel.py", "data_paralel"),
+        ('script = "@jobs/data_parallel.py"', 'script = "missing.py"', "missing.py"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused_before_anything_runs(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    assert old in plan.read_text()
+    plan.write_text(plan.read_text().replace(old, new))
+    assert rehearse(plan, tmp_path / "out") == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_the_list_of_cells_runs_nothing(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["rehearse", str(plan), "--list", "--out", str(tmp_path / "out")]) == 0
+    assert "data_parallel/2.15/gloo: 3 runs" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
