@@ -66,6 +66,12 @@ class Meeting:
         while self.store.add(f"meeting-{self.number}", 0) < self.ranks:
             time.sleep(0.01)
 
+    def leave(self, host: bool) -> None:
+        """Say that this rank comes no more; whoever hosts the store waits for all to say so."""
+        self.store.add("left", 1)
+        while host and self.store.add("left", 0) < self.ranks:
+            time.sleep(0.01)
+
 
 def memory(backend: str) -> dict[str, Any]:
     """Make and use groups of two ranks, one GPU each; return the memory after each step."""
@@ -118,6 +124,7 @@ def memory(backend: str) -> dict[str, Any]:
     world = dist.group.WORLD
     assert world is not None
     built = type(world._get_backend(device)).__name__
+    meeting.leave(host=rank == 0)
     return {"built": built, "rows": rows}
 
 
