@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from keepstep.canary.record import RankRecord
-from tests.probe.probing import ROOT, Ended, probed, record, run
+from keepstep.stack.create import create
+from tests.probe.probing import ROOT, Ended, probed, record, run, variables
 from tests.probe.small_job import BATCH, STEPS, WIDTH
 
 # Three runs of two ranks: some 20 s on two idle cores, minutes on a busy machine.
@@ -200,3 +203,38 @@ def test_the_command_prints_the_record_alone(tmp_path: Path) -> None:
     assert ended.code == 7
     assert json.loads(ended.output)["exit_code"] == 7
     assert ended.errors == "done\n"
+
+
+def test_a_planted_hang_is_in_the_record_that_the_killed_rank_leaves(tmp_path: Path) -> None:
+    command = probed(
+        tmp_path, "--plant=hang@1:0", "--no-sweep", str(ROOT / "jobs/data_parallel.py")
+    )
+    with subprocess.Popen(command, env=variables(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"rank 0 step 0 ")
+        deadline = time.monotonic() + 60
+        while not (happened := record(tmp_path).fingerprint["probe"].get("happened")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # nothing announces it: that rank only stops
+        process.kill()
+    found = record(tmp_path)
+    assert happened == ["hang before step 1"]
+    assert (found.end, len(found.steps)) == ("running", 1)
+
+
+@pytest.mark.old_torch
+def test_both_versions_train_the_same_model_on_the_same_data(tmp_path: Path) -> None:
+    stack = create("2.14.1", torch="2.14.1")
+    found: list[list[RankRecord]] = []
+    for python in (stack.python, sys.executable):
+        folder = tmp_path / str(len(found))
+        words = probed(folder, str(ROOT / "jobs" / "data_parallel.py"), "--steps", "10")
+        ended = run([python, *words[1:]], world=2)
+        assert [each.code for each in ended] == [0, 0], ended
+        found.append([record(folder, rank) for rank in range(2)])
+    for old, new in zip(*found, strict=True):
+        assert old.fingerprint["torch"]["version"] != new.fingerprint["torch"]["version"]
+        assert (old.model_sha256, old.data_sha256) == (new.model_sha256, new.data_sha256)
+        assert [(step.loss, step.gradient_norm) for step in old.steps] == [
+            (step.loss, step.gradient_norm) for step in new.steps
+        ]
