@@ -13,7 +13,8 @@ import pytest
 from keepstep.report.data import as_json
 from keepstep.report.html import as_html
 from keepstep.report.model import Rehearsal
-from keepstep.report.summary import sentence, steps, verdict_of
+from keepstep.report.steps import steps
+from keepstep.report.summary import sentence, verdict_of
 from keepstep.report.text import as_text
 from tests.report.rehearsals import ALL, SEALED, failing, inconclusive, passing, rehearsal
 

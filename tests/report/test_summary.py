@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from keepstep.canary.verdict import Control, Verdict
+from keepstep.canary.cell import Role
+from keepstep.canary.verdict import Control, SoftResult, Verdict
 from keepstep.report.model import CellResult, NotRun, Rehearsal
-from keepstep.report.summary import gaps, sentence, steps, verdict_of
+from keepstep.report.steps import steps
+from keepstep.report.summary import gaps, sentence, verdict_of
 from tests.report.rehearsals import (
     CHECKPOINT,
     CONTROLS,
@@ -78,6 +80,24 @@ def test_what_a_control_was_planted_with_is_nothing_to_mend() -> None:
     assert not any("slower" in step.about for step in steps(passing()))
 
 
+def test_one_number_of_pairs_does_for_all_that_is_too_noisy() -> None:
+    def noisy(pairs: int | None) -> SoftResult:
+        return soft()[0].model_copy(update={"verdict": Verdict.INCONCLUSIVE, "pairs_wanted": pairs})
+
+    one, two, three = matrix()[2], matrix()[5], matrix()[8]
+    cells = (
+        judged(one, verdict=Verdict.INCONCLUSIVE, soft=(noisy(14), noisy(9))),
+        judged(two, verdict=Verdict.INCONCLUSIVE, soft=(noisy(27),)),
+        judged(three, verdict=Verdict.INCONCLUSIVE, soft=(noisy(None), noisy(None))),
+    )
+    pairs, quieter = steps(rehearsal(cells=cells))
+    assert pairs.text.startswith("Set pairs = 27 in the plan")
+    assert pairs.about == f"{one.id} and {two.id}"
+    assert quieter.text.startswith("Make the machine quieter")
+    assert quieter.about == three.id
+    assert "3 cells have no answer" in sentence(rehearsal(cells=cells))
+
+
 def test_what_passed_may_leave_something_to_do_after_the_rest() -> None:
     debt = drills()[1].model_copy(update={"next": "name who may pull the lever"})
     found = steps(rehearsal(drills=(debt, drills()[0])))
@@ -121,8 +141,22 @@ def test_a_control_that_failed_means_that_the_judge_is_not_believed() -> None:
     blind: Control = with_verdict(CONTROLS[1], Verdict.FAIL)
     judgement = passing().judgement.model_copy(update={"controls": (CONTROLS[0], blind)})
     found = rehearsal(judgement=judgement)
-    assert verdict_of(found) is Verdict.FAIL
-    assert "control slower" in sentence(found)
+    assert verdict_of(found) is Verdict.INCONCLUSIVE
+    assert sentence(found) == (
+        "Not decided whether to move from PyTorch 2.14.1 to 2.15.0: control slower "
+        "(data_parallel/2.14/gloo/slower) did not pass, so the judge is not to be believed."
+    )
+
+
+def test_a_cell_of_the_old_stack_that_fails_says_nothing_against_the_new_one() -> None:
+    old = judged(matrix()[0], verdict=Verdict.FAIL)
+    judgement = with_verdict(passing().judgement, Verdict.INCONCLUSIVE)
+    found = rehearsal(cells=(old, *passing().cells[1:]), judgement=judgement)
+    assert verdict_of(found) is Verdict.INCONCLUSIVE
+    assert "cell data_parallel/2.14/gloo failed, which decides nothing by itself" in sentence(found)
+    new = judged(matrix()[2], verdict=Verdict.FAIL)
+    both = rehearsal(cells=(old, new), judgement=with_verdict(judgement, Verdict.FAIL))
+    assert sentence(both).endswith(": cell data_parallel/2.15/gloo failed.")
 
 
 def test_a_cell_that_fails_by_its_time_says_what_to_do() -> None:
@@ -132,8 +166,10 @@ def test_a_cell_that_fails_by_its_time_says_what_to_do() -> None:
 
 
 def test_many_failures_are_counted_not_listed() -> None:
-    cells = tuple(judged(each, verdict=Verdict.FAIL) for each in matrix())
-    assert "and 11 more failed" in sentence(rehearsal(cells=cells))
+    on_new = [each.model_copy(update={"role": Role.CANDIDATE}) for each in matrix()]
+    cells = tuple(judged(each, verdict=Verdict.FAIL) for each in on_new)
+    judgement = with_verdict(passing().judgement, Verdict.FAIL)
+    assert "and 11 more failed" in sentence(rehearsal(cells=cells, judgement=judgement))
 
 
 def test_gaps_are_grouped_by_what_they_were_to_prove() -> None:

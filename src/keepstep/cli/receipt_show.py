@@ -149,7 +149,8 @@ def _cell(verdict: CellVerdict) -> list[str]:
             for gate in verdict.gates
         ),
         *(
-            f"  {soft.metric}: {soft.verdict.value}: {_ratio(soft)}, {many(soft.pairs, 'pair')}"
+            f"  {soft.metric}: {soft.verdict.value if soft.judged else 'informative'}: "
+            f"{_ratio(soft)}, {many(soft.pairs, 'pair')}"
             for soft in verdict.soft
         ),
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from keepstep.report.model import ReceiptFile, Rehearsal
-from keepstep.report.summary import sentence, steps, verdict_of
+from keepstep.report.steps import steps
+from keepstep.report.summary import sentence, verdict_of
 
 
 def as_json(rehearsal: Rehearsal, sealed: ReceiptFile | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.canary.verdict import CellVerdict, Verdict
-from keepstep.report.figures import sentence_text
+from keepstep.report.figures import count_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids, role_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import CellResult, Rehearsal
@@ -72,9 +72,20 @@ def _controls(rehearsal: Rehearsal) -> Markup | None:
     controls = rehearsal.judgement.controls
     if not controls:
         return soft_text("No control was judged: whether the judge can be believed is not known.")
-    rows = [(control.name, verdict_mark(control.verdict), control.reason) for control in controls]
+    ran = [control for control in controls if control.verdict is not Verdict.NOT_RUN]
+    rows = [
+        (
+            joined(control.name, tag("span", control.cell, class_="soft reason")),
+            verdict_mark(control.verdict),
+            control.reason,
+        )
+        for control in ran
+    ]
+    missing = len(controls) - len(ran)
+    rest = soft_text(f"{count_text(missing, 'control')} more: not run.") if missing else None
     caption = "Controls: can the judge be believed on this machine, today?"
-    return table(caption, ["Control", "Verdict", "Why"], rows, kind="controls", titled=True)
+    heads = ["Control", "Verdict", "Why"]
+    return joined(table(caption, heads, rows, kind="controls", titled=True), rest)
 
 
 def _needs_reading(cell: CellResult) -> bool:

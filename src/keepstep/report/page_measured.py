@@ -73,7 +73,7 @@ def _cell(cell: CellResult) -> Markup:
 
 
 def _row(soft: SoftResult) -> tuple[Child, ...]:
-    note = soft.reason or ("" if soft.judged else "informative, decides nothing")
+    note = soft.reason if soft.judged else "informative: it decides nothing"
     return (
         joined(soft.metric, tag("span", note, class_="soft reason") if note else None),
         _whole(value_text(soft.reference, soft.unit)),
@@ -83,7 +83,7 @@ def _row(soft: SoftResult) -> tuple[Child, ...]:
         _whole(margin_text(soft.margin)),
         strip(soft),
         _whole(_pairs(soft)),
-        verdict_mark(soft.verdict),
+        verdict_mark(soft.verdict) if soft.judged else None,
     )
 
 

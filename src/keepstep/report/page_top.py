@@ -7,7 +7,8 @@ from keepstep.report.markup import Markup, joined, tag
 from keepstep.report.model import Machine, Rehearsal, StackSummary
 from keepstep.report.page_table import section, table
 from keepstep.report.signs import CLASS, SIGN
-from keepstep.report.summary import MOST_STEPS, Step, sentence, steps, verdict_of
+from keepstep.report.steps import MOST, Step, steps
+from keepstep.report.summary import sentence, verdict_of
 
 
 def header(rehearsal: Rehearsal) -> Markup:
@@ -36,9 +37,9 @@ def verdict(rehearsal: Rehearsal) -> Markup:
 def what_next(rehearsal: Rehearsal) -> Markup:
     """Return what to do next, the most pressing first."""
     found = steps(rehearsal)
-    items = [tag("li", _step(step)) for step in found[:MOST_STEPS]]
-    if len(found) > MOST_STEPS:
-        items.append(tag("li", f"and {len(found) - MOST_STEPS} more, each with its cell or drill"))
+    items = [tag("li", _step(step)) for step in found[:MOST]]
+    if len(found) > MOST:
+        items.append(tag("li", f"and {len(found) - MOST} more, each with its cell or drill"))
     return section("next", "What to do next", tag("ol", items))
 
 

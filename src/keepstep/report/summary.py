@@ -1,21 +1,16 @@
-"""What a rehearsal comes to: one verdict, one sentence, and what to do next."""
+"""What a rehearsal comes to: one verdict, one sentence, and what stays open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
+from keepstep.canary.cell import Role
 from keepstep.canary.facts import Facts
-from keepstep.canary.verdict import SoftResult, Verdict, worst
-from keepstep.report.model import CellResult, NotRun, Rehearsal
+from keepstep.canary.verdict import Verdict, worst
+from keepstep.report.model import CellResult, Rehearsal
 
-MOST_STEPS = 8  # that a reader is asked to take in; the others are with what they are about
-
-
-class Step(Facts):
-    """One thing to do."""
-
-    text: str
-    about: str = ""  # the cell, drill or part of the report that asks for it
+# Cells of the old stack: when they fail, nothing is said against the new one.
+_SAYS_NOTHING = frozenset(
+    {Role.REFERENCE, Role.SAME, Role.SLOWER, Role.FASTER, Role.SEPARATOR},
+)
 
 
 class Gap(Facts):
@@ -29,52 +24,31 @@ class Gap(Facts):
 def verdict_of(rehearsal: Rehearsal) -> Verdict:
     """Return the verdict over cells, controls, drills and the checkpoint together.
 
-    What was not run was not proven: it keeps the whole from passing, as does an answer that is
-    missing.
+    The judge says which failed cell speaks against the new stack; any other that did not pass, a
+    control among them, leaves the question open. What was not run was not proven.
     """
-    found = [rehearsal.judgement.verdict, *(drill.verdict for drill in rehearsal.drills)]
-    found += [control.verdict for control in rehearsal.judgement.controls]
-    if not rehearsal.drills or rehearsal.not_run:
-        found.append(Verdict.NOT_RUN)
-    if any(cell.state == "interrupted" for cell in rehearsal.cells):
-        found.append(Verdict.INCONCLUSIVE)
+    judgement = rehearsal.judgement
+    found = [judgement.verdict, *(drill.verdict for drill in rehearsal.drills)]
     found.append(rehearsal.checkpoint.verdict if rehearsal.checkpoint else Verdict.NOT_RUN)
+    parts = [verdict_of_cell(cell) for cell in rehearsal.cells]
+    parts += [control.verdict for control in judgement.controls]
+    if set(parts) - {Verdict.PASS} or not rehearsal.drills or rehearsal.not_run:
+        found.append(Verdict.INCONCLUSIVE)
     return worst(found)
 
 
 def sentence(rehearsal: Rehearsal) -> str:
     """Return the verdict as one sentence: whether to move, and what decides it."""
-    move = _move(rehearsal)
-    failed = list(_with(rehearsal, Verdict.FAIL))
-    if failed:
-        return f"Do not move {move}: {_listed(failed)} failed."
-    verdict = verdict_of(rehearsal)
+    move, verdict = _move(rehearsal), verdict_of(rehearsal)
     done = f"{_count(_judged(rehearsal), 'cell')} and {_count(len(rehearsal.drills), 'drill')}"
     if verdict is Verdict.PASS:
         return f"Ready to move {move}: {done} passed, nothing was left out."
     if verdict is Verdict.FAIL:
-        return f"Do not move {move}: {rehearsal.judgement.sentence}"
-    return f"Not decided whether to move {move}: nothing failed in {done}, but {_open(rehearsal)}."
-
-
-def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
-    """Return what to do next, the failures first; each thing once, with all that asks for it."""
-    asked: dict[str, list[str]] = {}
-    # What passed may leave something to do as well: a way back is a debt with a date.
-    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS):
-        for about, text in _asked(rehearsal, verdict):
-            asked.setdefault(text, []).append(about)
-    for text in rehearsal.next:
-        asked.setdefault(text, [])
-    for why, count in _not_run_by_reason(rehearsal.not_run):
-        text = f"Run the plan on another machine as well: {why}"
-        asked.setdefault(f"{text} ({count} of the plan not run)", [])
-    if verdict_of(rehearsal) is Verdict.PASS:
-        asked.setdefault("Sign below, and keep the old stack until no checkpoint needs it", [])
-    return tuple(
-        Step(text=text, about=_listed(list(dict.fromkeys(filter(None, about)))))
-        for text, about in asked.items()
-    )
+        return f"Do not move {move}: {listed(_against(rehearsal))} failed."
+    open_parts = " and ".join(_open(rehearsal)) or rehearsal.judgement.sentence.rstrip(".")
+    failed = _cells(rehearsal, Verdict.FAIL) or _broken(rehearsal)
+    but = "" if failed else f"nothing failed in {done}, but "
+    return f"Not decided whether to move {move}: {but}{open_parts}."
 
 
 def gaps(rehearsal: Rehearsal) -> tuple[Gap, ...]:
@@ -104,77 +78,78 @@ def _move(rehearsal: Rehearsal) -> str:
     return f"from PyTorch {versions[0]} to {versions[-1]}"
 
 
-def _with(rehearsal: Rehearsal, verdict: Verdict) -> Iterator[str]:
-    for cell in rehearsal.cells:
-        if verdict_of_cell(cell) is verdict:
-            yield f"cell {cell.cell.id}"
-    for control in rehearsal.judgement.controls:
-        if control.verdict is verdict:
-            yield f"control {control.name} ({control.cell})"
-    for drill in rehearsal.drills:
-        if drill.verdict is verdict:
-            yield f"drill {drill.name}"
-    if rehearsal.checkpoint and rehearsal.checkpoint.verdict is verdict:
-        yield "the checkpoint answer"
+def _against(rehearsal: Rehearsal) -> list[str]:
+    """Return what speaks against the new stack."""
+    found = []
+    if rehearsal.judgement.verdict is Verdict.FAIL:
+        new = [c for c in rehearsal.cells if c.cell.role not in _SAYS_NOTHING]
+        found = [f"cell {c.cell.id}" for c in new if verdict_of_cell(c) is Verdict.FAIL]
+        found = found or ["the matrix"]
+    return found + _others(rehearsal, Verdict.FAIL)
 
 
-def _open(rehearsal: Rehearsal) -> str:
+def _open(rehearsal: Rehearsal) -> list[str]:
     """Say what keeps an answer away."""
     parts = []
-    unknown = list(dict.fromkeys(_with(rehearsal, Verdict.INCONCLUSIVE)))
+    broken = _broken(rehearsal)
+    if broken:
+        parts.append(f"{listed(broken)} did not pass, so the judge is not to be believed")
+    failed = _cells(rehearsal, Verdict.FAIL)
+    if failed:
+        parts.append(f"{_named_or_counted(failed)} failed, which decides nothing by itself")
+    unknown = _cells(rehearsal, Verdict.INCONCLUSIVE) + _others(rehearsal, Verdict.INCONCLUSIVE)
     if unknown:
-        parts.append(f"{_listed(unknown)} {'has' if len(unknown) == 1 else 'have'} no answer")
+        verb = "has" if len(unknown) == 1 else "have"
+        parts.append(f"{_named_or_counted(unknown)} {verb} no answer")
     if rehearsal.not_run:
-        count = len(rehearsal.not_run)
-        parts.append(f"{count} more could not be run on this machine")
+        parts.append(f"{len(rehearsal.not_run)} more could not be run on this machine")
     if not rehearsal.drills:
         parts.append("no drill was run")
     if rehearsal.checkpoint is None:
         parts.append("nobody asked which checkpoint the old stack can read")
-    return " and ".join(parts) or rehearsal.judgement.sentence.rstrip(".")
+    return parts
 
 
-def _asked(rehearsal: Rehearsal, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield what gates, drills and the checkpoint with this verdict ask for, and who asks."""
-    for cell in rehearsal.cells:
-        # What a control was planted with is found in it, and is nothing to mend.
-        if cell.verdict is None or cell.verdict.verdict is Verdict.PASS:
-            continue
-        for gate in cell.verdict.gates:
-            if gate.verdict is verdict and gate.next:
-                yield cell.cell.id, gate.next
-        for soft in cell.verdict.soft:
-            if soft.judged and soft.verdict is verdict is not Verdict.PASS:
-                yield cell.cell.id, _about_metric(soft)
-    for drill in rehearsal.drills:
-        if drill.verdict is verdict and drill.next:
-            yield drill.name, drill.next
+def _broken(rehearsal: Rehearsal) -> list[str]:
+    """Return the controls that say not to believe the judge."""
+    return [
+        f"control {control.name} ({control.cell})"
+        for control in rehearsal.judgement.controls
+        if control.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
+    ]
+
+
+def _cells(rehearsal: Rehearsal, verdict: Verdict) -> list[str]:
+    """Return the cells with a verdict; those of controls are told as controls."""
+    controls = {control.cell for control in rehearsal.judgement.controls}
+    return [
+        f"cell {each.cell.id}"
+        for each in rehearsal.cells
+        if verdict_of_cell(each) is verdict and each.cell.id not in controls
+    ]
+
+
+def _others(rehearsal: Rehearsal, verdict: Verdict) -> list[str]:
+    """Return the drills with a verdict, and the checkpoint's answer if it has it."""
+    found = [f"drill {drill.name}" for drill in rehearsal.drills if drill.verdict is verdict]
     answer = rehearsal.checkpoint
-    if answer and answer.verdict is verdict and answer.next:
-        yield "checkpoint", answer.next
-
-
-def _about_metric(soft: SoftResult) -> str:
-    """Return what to do about a metric without a pass."""
-    if soft.verdict is Verdict.FAIL:
-        return "Compare the receipt with that of the reference: keepstep receipt diff A B"
-    if soft.pairs_wanted:
-        return f"Set pairs = {soft.pairs_wanted} in the plan: the noise is too large for fewer"
-    return f"Find out why there is no answer about {soft.metric}: {soft.reason}"
-
-
-def _not_run_by_reason(not_run: Iterable[NotRun]) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
-    for each in not_run:
-        counts[each.why] = counts.get(each.why, 0) + 1
-    return list(counts.items())
+    return found + (["the checkpoint answer"] if answer and answer.verdict is verdict else [])
 
 
 def _judged(rehearsal: Rehearsal) -> int:
     return sum(cell.state == "judged" for cell in rehearsal.cells)
 
 
-def _listed(names: list[str]) -> str:
+def _named_or_counted(found: list[str]) -> str:
+    """Return up to two things by name, more of them by their number: 3 cells and 1 drill."""
+    if len(found) <= 2:
+        return listed(found)
+    kinds = [each.partition(" ")[0] for each in found if " " in each]
+    counts = [_count(kinds.count(kind), kind) for kind in dict.fromkeys(kinds) if kind != "the"]
+    return listed([*counts, *(each for each in found if each.startswith("the "))])
+
+
+def listed(names: list[str]) -> str:
     """Return names as a sentence has them, not all of them where they are many."""
     if len(names) > 4:
         names = [*names[:3], f"{len(names) - 3} more"]

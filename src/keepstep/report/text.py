@@ -12,11 +12,12 @@ from rich.text import Text
 
 from keepstep.canary.verdict import Verdict
 from keepstep.incident.answer import printable
-from keepstep.report.figures import PER, ratio_text, seconds_text, sentence_text
+from keepstep.report.figures import PER, count_text, ratio_text, seconds_text, sentence_text
 from keepstep.report.grid import Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
 from keepstep.report.signs import SIGN
-from keepstep.report.summary import gaps, sentence, steps, verdict_of, verdict_of_cell
+from keepstep.report.steps import steps
+from keepstep.report.summary import gaps, sentence, verdict_of, verdict_of_cell
 
 _STYLE = {
     Verdict.PASS: "green",
@@ -69,8 +70,7 @@ def _parts(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Iterator[Rendera
     yield _head("The matrix")
     for grid in grids(rehearsal):
         yield _grid(grid)
-    for control in rehearsal.judgement.controls:
-        yield _line(control.verdict, f"control {control.name}", control.reason)
+    yield from _controls(rehearsal)
     yield from _trouble(rehearsal)
     yield _head("The drills")
     yield from _drills(rehearsal)
@@ -124,6 +124,15 @@ def _chip(cell: CellResult | None) -> Text:
     if cell is None:
         return Text("")
     return _mark(verdict_of_cell(cell), "interrupted" if cell.state == "interrupted" else "")
+
+
+def _controls(rehearsal: Rehearsal) -> Iterator[RenderableType]:
+    controls = rehearsal.judgement.controls
+    ran = [control for control in controls if control.verdict is not Verdict.NOT_RUN]
+    for control in ran:
+        yield _line(control.verdict, f"control {control.name}", control.reason)
+    if len(ran) < len(controls):
+        yield _indented(f"{count_text(len(controls) - len(ran), 'control')} more: not run")
 
 
 def _trouble(rehearsal: Rehearsal) -> Iterator[RenderableType]:
