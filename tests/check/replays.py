@@ -225,9 +225,7 @@ def weights_only(bad: bool, folder: Path) -> set[str]:
 def extension_of_another_torch(bad: bool, folder: Path) -> set[str]:
     """13: a compiled extension wants a symbol that this torch does not have."""
     extension = build(folder, "flash", "_ZN3c1011not_in_c10Ev" if bad else "")
-    # Its symbols are resolved when it is loaded, as those of a C++ extension with data are.
-    python = ("env", "LD_BIND_NOW=1", sys.executable)
-    return worth_a_word(try_extensions(python, [extension], {"flash"}, True, []))
+    return worth_a_word(try_extensions((sys.executable,), [extension], {"flash"}, True, []))
 
 
 def another_torch_was_resolved(bad: bool, folder: Path) -> set[str]:

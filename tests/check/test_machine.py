@@ -87,7 +87,7 @@ def test_the_tables_are_in_order() -> None:
 
 
 def test_the_wheel_of_this_environment_is_as_the_table_says() -> None:
-    answer = ask((sys.executable,), "ask_stack.py", {}, 60)
+    answer = ask((sys.executable,), "ask_stack.py", {"folders": []}, 60)
     version = str(answer["torch"]["version"])
     minor = ".".join(version.split(".")[:2])
     if minor not in WHEELS or answer["torch"]["cuda"] is None:
@@ -166,11 +166,10 @@ def build(folder: Path, name: str, missing: str = "") -> Extension:
     }
 
 
-def test_extensions_are_really_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extensions_are_really_loaded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     bad = build(tmp_path, "bad", "_ZN3c1011not_in_c10Ev")
     good = build(tmp_path, "good")
-    monkeypatch.setenv("LD_BIND_NOW", "1")  # a symbol is missed when the file is loaded
     unseen: list[NotLooked] = []
     found = list(try_extensions((sys.executable,), [bad, good], {"bad"}, True, unseen))
     assert [(each.code, each.severity, each.file) for each in found] == [
@@ -226,7 +225,7 @@ def test_a_cast_to_the_legacy_class_is_seen_in_the_binary() -> None:
 @pytest.mark.parametrize("python", [("/nowhere/python",), ("false",)])
 def test_an_interpreter_that_gives_no_answer(python: tuple[str, ...]) -> None:
     with pytest.raises(NoAnswerError):
-        ask(python, "ask_stack.py", {}, 20)
+        ask(python, "ask_stack.py", {"folders": []}, 20)
 
 
 def test_a_resolver_that_chose_another_torch(tmp_path: Path) -> None:
@@ -244,3 +243,28 @@ def test_a_stack_of_another_version_is_told(
     asked = question(write_job(tmp_path, ""))
     packages = Packages(torch=version, cuda="13.0")
     assert len(machine._another_version(asked, packages)) == unseen
+
+
+def test_what_an_environment_holds(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for name, version in (("nvidia_nccl_cu12", "2.29.3"), ("nvidia_nccl_cu99", "2.99.0")):
+        folder = tmp_path / "packages" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(metadata)
+    job = tmp_path / "job"
+    for folder in (job, job / "venv" / "lib", job / ".hidden"):
+        folder.mkdir(parents=True)
+        build(folder, "engine", "_ZTIN4c10d16ProcessGroupNCCLE")
+    (job / "venv" / "pyvenv.cfg").touch()
+    (job / "torn.so").write_bytes(b"\x7fELF")
+    (job / "empty.so").touch()
+    python = ("env", f"PYTHONPATH={tmp_path / 'packages'}", sys.executable)
+    answer = ask(python, "ask_stack.py", {"folders": [str(job)]}, 60)
+    assert {"nvidia-nccl-cu12": "2.29.3", "nvidia-nccl-cu99": "2.99.0"}.items() <= (
+        answer["nccls"].items()
+    )
+    own = [each for each in answer["extensions"] if each["shown"].startswith(str(job))]
+    assert [(each["shown"], each["module"], each["casts"]) for each in own] == [
+        (str(job / "engine.so"), "", True)
+    ]

@@ -19,6 +19,7 @@ from typing import Any
 # Their libraries belong to torch's wheel; they need no trial.
 _TORCHS_OWN = {"torch", "nvidia", "triton", "functorch", "torchgen"}
 _LINKED = (b"libtorch.so", b"libtorch_cpu.so", b"libtorch_python.so", b"libc10.so")
+_MOST_ENTRIES = 20_000  # of the job's own folder
 _CAST = b"_ZTIN4c10d16ProcessGroupNCCLE"  # type information that a dynamic_cast asks for
 
 
@@ -50,6 +51,27 @@ def _extensions(folder: str, siblings: dict[str, list[str]]) -> Iterator[dict[st
                 found = _extension(path, os.path.relpath(path, folder), siblings)
                 if found:
                     yield found
+
+
+def _of_the_job(folder: str) -> Iterator[dict[str, Any]]:
+    """Yield extensions that were built beside the script; loaded by path, not by name."""
+    entries = 0
+    for above, names, files in os.walk(folder):
+        entries += len(names) + len(files)
+        if entries > _MOST_ENTRIES:
+            return
+        names[:] = [
+            name
+            for name in names
+            if not name.startswith(".")
+            and name not in ("site-packages", "dist-packages", "node_modules")
+            and not os.path.exists(os.path.join(above, name, "pyvenv.cfg"))
+        ]
+        for name in sorted(files):
+            path = os.path.join(above, name)
+            found = _extension(path, name, {}) if name.endswith(".so") else None
+            if found:
+                yield {**found, "shown": path, "module": ""}
 
 
 def _extension(path: str, relative: str, siblings: dict[str, list[str]]) -> dict[str, Any] | None:
@@ -101,7 +123,10 @@ def _nccls() -> dict[str, str]:
     return found
 
 
+_request = json.loads(sys.argv[1])
 _beside = _siblings()
+_found = [each for folder in _folders() for each in _extensions(folder, _beside)]
+_found += [each for folder in _request["folders"] for each in _of_the_job(folder)]
 print(
     "keepstep-answer "
     + json.dumps(
@@ -109,7 +134,7 @@ print(
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": _torch(),
             "nccls": _nccls(),
-            "extensions": [x for folder in _folders() for x in _extensions(folder, _beside)],
+            "extensions": list({each["path"]: each for each in _found}.values()),
         }
     )
 )

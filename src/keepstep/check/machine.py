@@ -77,7 +77,8 @@ def _packages(question: Question) -> tuple[Packages, list[NotLooked]]:
             )
         ]
     try:
-        answer = ask(python, "ask_stack.py", {}, _PATIENCE_S)
+        request = {"folders": [str(question.script.resolve().parent)]}
+        answer = ask(python, "ask_stack.py", request, _PATIENCE_S)
     except NoAnswerError as error:
         return Packages(torch=None, cuda=None), [
             NotLooked(
