@@ -52,6 +52,20 @@ def test_a_rank_that_is_held_is_named(tmp_path: Path) -> None:
     DrillRecord.model_validate_json(record.model_dump_json())
 
 
+def test_a_recorder_that_is_off_fails_the_drill(tmp_path: Path) -> None:
+    record = hang(
+        HERE,
+        "gloo",
+        folder=tmp_path,
+        limits=QUICK,
+        variables={"TORCH_FR_BUFFER_SIZE": "0"},
+        supervise=False,
+    )
+    assert record.verdict is Verdict.FAIL
+    assert "dump, when asked" in record.reason
+    assert "debug server" in record.next
+
+
 def test_a_hang_that_never_began_is_inconclusive(tmp_path: Path) -> None:
     limits = Limits(start_s=0.2)
     record = hang(HERE, "gloo", folder=tmp_path, limits=limits, supervise=False)
