@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keepstep.check.finding import Severity
+from keepstep.check.rules import RULES
 from keepstep.check.sources import CannotLookError, read_sources
-from tests.check.job import IMPORTS, READY, codes, found, look_at, write_job
+from keepstep.check.syntax import settle_syntax
+from tests.check.job import IMPORTS, READY, codes, found, look_at, question, write_job
 
 COMPARES = 'import torch.distributed as d\nfast = d.get_backend() == "nccl"\n'
 
@@ -85,6 +89,18 @@ def test_a_syntax_error_of_the_script(tmp_path: Path) -> None:
     (seen,) = found(report, "KS001")
     assert (seen.line, seen.file.endswith("train.py")) == (2, True)
     assert report.code == 1
+
+
+def test_what_the_python_of_the_stack_accepts_is_no_finding(tmp_path: Path) -> None:
+    asked = question(write_job(tmp_path, "x = 1\n"))
+    bad = write_job(tmp_path, "print 'two'\n", name="bad.py")
+    newer = write_job(tmp_path, "y = 2\n", name="newer.py")  # as if only that Python knew it
+    findings = [RULES["KS001"].here("invalid syntax", file=str(each)) for each in (bad, newer)]
+    kept, unseen = settle_syntax(findings, replace(asked, python=(sys.executable,)))
+    assert [each.file for each in kept] == [str(bad)]
+    assert [(each.what, each.matters) for each in unseen] == [(str(newer), True)]
+    for python in ((), ("false",)):
+        assert settle_syntax(findings, replace(asked, python=python)) == (findings, [])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from keepstep.check.question import Question
 from keepstep.check.rules import RULES
 from keepstep.check.scene import Scene, see
 from keepstep.check.sources import Sources, read_sources
+from keepstep.check.syntax import settle_syntax
 
 # Packages that make process groups by themselves; their own code is not looked at.
 _FRAMEWORKS = {
@@ -42,7 +43,8 @@ def look(question: Question, say: Callable[[str], object] = str) -> Report:
         BadLayoutError: A layout to count cannot be read.
     """
     code, scene = look_at_code(question)
-    findings, not_looked = list(code.findings), list(code.not_looked)
+    findings, refused = settle_syntax(list(code.findings), question)
+    not_looked = [*code.not_looked, *refused]
     for words, part in (("machine and packages", look_at_machine), ("communicators", count)):
         say(f"looking at {words}")
         more, unseen = part(scene, question)
