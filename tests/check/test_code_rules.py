@@ -259,6 +259,13 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
         "torch.save(model.state_dict(), path)",
     ),
     (
+        "KS404",
+        Severity.CHANGES,
+        "dcp.async_save(state)",
+        "from keepstep.checkpoint import write_old_format\n"
+        "with write_old_format():\n    dcp.save(state)",
+    ),
+    (
         "KS405",
         Severity.CHANGES,
         'dist.init_process_group("nccl2")\ndcp.save(state)',

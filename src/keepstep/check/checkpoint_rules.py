@@ -95,6 +95,8 @@ def _load_without_word(scene: Scene, part: Part) -> Iterator[Finding]:
 def _way_back(scene: Scene) -> Iterator[Finding]:
     if not (scene.leap.crosses(15) or scene.leap.falls_below(15)):
         return
+    if any(name.endswith("write_old_format") for part in scene.parts for _, name in part.calls):
+        return  # keepstep checkpoint shim
     for part in scene.parts:
         call = next(part.called(*_SAVES), None)
         if call is None:
