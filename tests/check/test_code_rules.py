@@ -263,7 +263,7 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
         Severity.CHANGES,
         "dcp.async_save(state)",
         "from keepstep.checkpoint import write_old_format\n"
-        "with write_old_format():\n    dcp.save(state)",
+        "write_old_format()\ndcp.save(state)",
     ),
     (
         "KS405",
