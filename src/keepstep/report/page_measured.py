@@ -17,6 +17,8 @@ from keepstep.report.page_table import section, soft_text, table, verdict_mark
 from keepstep.report.strip import strip
 from keepstep.report.summary import verdict_of_cell
 
+_SHORT = 11  # characters, that fit in a column of the table of metrics
+
 
 def anchor(cell: CellResult) -> str:
     """Return the name by which the page links to a cell."""
@@ -73,14 +75,16 @@ def _cell(cell: CellResult) -> Markup:
 
 
 def _row(soft: SoftResult) -> tuple[Child, ...]:
-    note = soft.reason if soft.judged else "informative: it decides nothing"
+    note = "informative: it decides nothing"
+    if soft.judged:
+        note = "" if soft.verdict is Verdict.PASS else soft.reason
     return (
         joined(soft.metric, tag("span", note, class_="soft reason") if note else None),
         _whole(value_text(soft.reference, soft.unit)),
         _whole(value_text(soft.candidate, soft.unit)),
         _whole(ratio_text(soft.ratio)),
         _bounds(soft),
-        _whole(margin_text(soft.margin)),
+        _whole(margin_text(soft.margin)) if soft.judged else None,
         strip(soft),
         _whole(_pairs(soft)),
         verdict_mark(soft.verdict) if soft.judged else None,
@@ -88,8 +92,8 @@ def _row(soft: SoftResult) -> tuple[Child, ...]:
 
 
 def _whole(text: str) -> Markup:
-    """Return a number with its unit, never broken between the two."""
-    return tag("span", text, class_="whole")
+    """Return a number with its unit, not broken between the two unless that is too long."""
+    return tag("span", text, class_="whole" if len(text) <= _SHORT else None)
 
 
 def _bounds(soft: SoftResult) -> Markup:

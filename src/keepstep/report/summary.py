@@ -45,7 +45,7 @@ def sentence(rehearsal: Rehearsal) -> str:
         return f"Ready to move {move}: {done} passed, nothing was left out."
     if verdict is Verdict.FAIL:
         return f"Do not move {move}: {listed(_against(rehearsal))} failed."
-    open_parts = " and ".join(_open(rehearsal)) or rehearsal.judgement.sentence.rstrip(".")
+    open_parts = "; ".join(_open(rehearsal)) or rehearsal.judgement.sentence.rstrip(".")
     failed = _cells(rehearsal, Verdict.FAIL) or _broken(rehearsal)
     but = "" if failed else f"nothing failed in {done}, but "
     return f"Not decided whether to move {move}: {but}{open_parts}."
