@@ -72,6 +72,13 @@ def test_bad_input_gets_one_clear_message(arguments: list[str], said: str) -> No
     assert said in refused(*arguments)
 
 
+def test_an_option_behind_the_script_is_the_scripts_and_that_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "done.py"
+    script.write_text("")
+    found = run(tmp_path, "--workers", "1", script=(str(script), "--spares", "1"))
+    assert "--spares comes after" in found.output
+
+
 def test_a_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

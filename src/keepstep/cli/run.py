@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "gloo", "nccl")
 ON_LOSS = ("replace", "shrink", "wait")
+# Options that a training script hardly has for itself.
+_OURS = ("--spares", "--inject", "--patience", "--on-loss", "--max-recoveries", "--incidents")
 NEEDED_TORCH, NEEDED_PYTHON = (2, 15), (3, 11)
 
 
@@ -130,6 +132,7 @@ def run(
         metrics_port=metrics_port,
         python=python,
     )
+    _note_late_options(script, arguments or [])
     view = _view(request)
     request = dataclasses.replace(request, output=view.output)
     try:
@@ -142,6 +145,16 @@ def run(
     planned = [str(injection) for injection in request.injections]
     sys.stderr.write(render_summary(result.summary, result.exit_code, result.why, planned))
     raise typer.Exit(result.exit_code)
+
+
+def _note_late_options(script: str, arguments: list[str]) -> None:
+    """Say that an option of ours behind the script is the script's: nothing else would tell."""
+    late = [each for each in arguments if each.partition("=")[0] in _OURS]
+    if late:
+        sys.stderr.write(
+            f"keepstep run: {late[0]} comes after {script}, so the script gets it; for keepstep "
+            "write it before the script\n"
+        )
 
 
 def _request(

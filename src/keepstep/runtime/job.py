@@ -57,10 +57,12 @@ def _join_unsupervised() -> Groups:
     device = torch.device("cuda", local) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    bound = device if device.type == "cuda" else None
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, device_id=bound)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=bound)
     if dist.get_rank() == 0:
         sys.stderr.write(
             "keepstep: unsupervised: a lost rank ends this job. Start it with `keepstep run` to "
