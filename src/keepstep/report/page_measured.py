@@ -17,6 +17,7 @@ from keepstep.report.page_table import section, soft_text, table, verdict_mark
 from keepstep.report.strip import strip
 from keepstep.report.summary import verdict_of_cell
 
+_ASIDE = "informative"  # it decides nothing
 _SHORT = 11  # characters, that fit in a column of the table of metrics
 
 
@@ -49,7 +50,16 @@ def soft_table(found: CellVerdict) -> Markup | None:
     picture = tag("span", "Picture", class_="unseen")
     heads: list[Child] = ["Metric", "Reference", "This cell", "Change", "Interval", "Margin"]
     heads += [picture, "Pairs", "Verdict"]
-    return table(f"Metrics of {found.cell}", heads, map(_row, found.soft), kind="metrics")
+    # What the cell's own reason says already is not said twice.
+    reasons = [
+        tag("li", f"{soft.metric}: {soft.reason}")
+        for soft in found.soft
+        if soft.judged and soft.verdict is not Verdict.PASS and soft.reason not in found.reason
+    ]
+    return joined(
+        table(f"Metrics of {found.cell}", heads, map(_row, found.soft), kind="metrics"),
+        tag("ul", reasons) if reasons else None,
+    )
 
 
 def _cell(cell: CellResult) -> Markup:
@@ -75,11 +85,9 @@ def _cell(cell: CellResult) -> Markup:
 
 
 def _row(soft: SoftResult) -> tuple[Child, ...]:
-    note = "informative: it decides nothing"
-    if soft.judged:
-        note = "" if soft.verdict is Verdict.PASS else soft.reason
+    verdict = verdict_mark(soft.verdict) if soft.judged else tag("span", _ASIDE, class_="soft")
     return (
-        joined(soft.metric, tag("span", note, class_="soft reason") if note else None),
+        soft.metric,
         _whole(value_text(soft.reference, soft.unit)),
         _whole(value_text(soft.candidate, soft.unit)),
         _whole(ratio_text(soft.ratio)),
@@ -87,7 +95,7 @@ def _row(soft: SoftResult) -> tuple[Child, ...]:
         _whole(margin_text(soft.margin)) if soft.judged else None,
         strip(soft),
         _whole(_pairs(soft)),
-        verdict_mark(soft.verdict) if soft.judged else None,
+        verdict,
     )
 
 
