@@ -238,3 +238,14 @@ def test_both_versions_train_the_same_model_on_the_same_data(tmp_path: Path) -> 
         assert [(step.loss, step.gradient_norm) for step in old.steps] == [
             (step.loss, step.gradient_norm) for step in new.steps
         ]
+
+
+def test_an_error_inside_torch_looks_as_without_the_probe(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch.distributed as dist\n"
+        "try:\n    dist.init_process_group('nonsense')\n"
+        "except Exception as error:\n    raise RuntimeError('no group') from error\n"
+    )
+    (plain,) = run([sys.executable, "script.py"], cwd=tmp_path)
+    (seen,) = run(probed(tmp_path, "script.py"), cwd=tmp_path)
+    assert (seen.code, seen.errors) == (plain.code, plain.errors)

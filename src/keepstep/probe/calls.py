@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from keepstep.probe import sweep
-from keepstep.probe.record import guarded, note_failure
+from keepstep.probe.record import note_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,7 @@ POINT_TO_POINT = (
     *("send", "recv", "isend", "irecv", "batch_isend_irecv"),
     *("send_object_list", "recv_object_list"),
 )
+_MOST_TIMED = 1000  # calls of one function; the others are counted only
 _ASYNCHRONOUS = {"isend", "irecv", "batch_isend_irecv"}
 
 
@@ -45,6 +46,7 @@ class Calls:
         self._record, self._groups = record, groups
         self._with_sweep, self._ready = with_sweep, ready
         self._inside = _Inside()
+        self._timed: dict[str, int] = {}  # calls by function
         self._sweep_due = False
 
     def watch(self, dist: Any, _: float = 0.0) -> None:
@@ -85,27 +87,37 @@ class Calls:
             finally:
                 seconds = time.perf_counter() - began
                 self._inside.depth -= 1
-                with guarded(self._record, name):
+                try:  # and not guarded(): a context manager takes as long as the rest of it
                     self._note(name, args, kwargs, seconds)
+                except Exception:
+                    note_failure(self._record, name)
 
         return watched
 
     def _of_all_ranks(self, args: Any, kwargs: Any) -> bool:
-        group = self._group_of([*args, *kwargs.values()])
+        group = self._group_of(args, kwargs)
         return group is None or group is self._dist.GroupMember.WORLD
 
-    def _group_of(self, values: list[Any]) -> Any:
-        return next((each for each in values if isinstance(each, self._dist.ProcessGroup)), None)
+    def _group_of(self, args: Any, kwargs: Any) -> Any:
+        group = kwargs.get("group")
+        if group is None:
+            kind = self._dist.ProcessGroup
+            group = next((each for each in args if isinstance(each, kind)), None)
+        return group
 
     def _note(self, name: str, args: Any, kwargs: Any, seconds: float) -> None:
-        tensors = [*args, *kwargs.values()]
-        group = self._group_of(tensors)
-        if name == "batch_isend_irecv" and tensors and tensors[0]:
-            group = tensors[0][0].group
+        """Count a call, and keep what it took where that is the time of the operation."""
+        group = self._group_of(args, kwargs)
+        if name == "batch_isend_irecv":
+            operations = args[0] if args else kwargs.get("p2p_op_list")
+            group = operations[0].group if operations else None
         self._groups.count(self._dist, group)
         if name in _ASYNCHRONOUS or kwargs.get("async_op"):
             return
-        size, on_device = _payload(tensors)
+        timed = self._timed[name] = self._timed.get(name, 0) + 1
+        if timed > _MOST_TIMED:
+            return
+        size, on_device = _payload((*args, *kwargs.values()))
         if on_device:
             return  # the call returns when it is queued, so its time says nothing
         if self._record.first_collective_s is None and name in COLLECTIVES:
@@ -204,15 +216,19 @@ def _compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
-def _payload(values: list[Any]) -> tuple[int, bool]:
+def _payload(values: tuple[Any, ...]) -> tuple[int, bool]:
     """Return the bytes of the largest tensor or list of tensors, and whether on a device."""
     import torch
 
     largest, on_device = 0, False
     for value in values:
-        several = value if isinstance(value, (list, tuple)) else (value,)
-        tensors = [each for each in several if isinstance(each, torch.Tensor)]
-        if tensors:
-            largest = max(largest, sum(t.numel() * t.element_size() for t in tensors))
-            on_device = on_device or tensors[0].device.type != "cpu"
+        if isinstance(value, torch.Tensor):
+            size, several = value.numel() * value.element_size(), [value]
+        elif isinstance(value, (list, tuple)):
+            several = [each for each in value if isinstance(each, torch.Tensor)]
+            size = sum(each.numel() * each.element_size() for each in several)
+        else:
+            continue
+        if several:
+            largest, on_device = max(largest, size), on_device or several[0].device.type != "cpu"
     return largest, on_device
