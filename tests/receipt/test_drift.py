@@ -94,6 +94,15 @@ def test_another_stack_is_not_asked_about() -> None:
     assert compare(receipt(stack="old"), LIVE) is None
 
 
+def test_a_stack_is_known_by_its_own_name_and_by_that_in_the_plan() -> None:
+    live = Live(stack="2.15", name="2.15.0", facts=LIVE.facts)
+    for label in ("2.15", "2.15.0"):
+        drift = compare(receipt(stack=label), live)
+        assert drift is not None
+        assert (drift.stack, drift.changed) == ("2.15", ())
+    assert compare(receipt(stack="2.14"), live) is None
+
+
 def test_a_rank_that_died_before_it_said_anything_proves_nothing() -> None:
     nothing = material({})
     facts = material(IN_A_JOB)

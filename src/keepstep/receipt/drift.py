@@ -40,8 +40,9 @@ class Drift:
 class Live:
     """What an idle process of a stack says now."""
 
-    stack: str  # as receipts call it
+    stack: str  # as a plan calls it, and so the receipts of its cells
     facts: Facts
+    name: str = ""  # as `keepstep stack list` calls it, and so the receipts of drills
     unknown: str = ""  # why it says nothing
 
 
@@ -55,19 +56,20 @@ def ask(stack: Stack, label: str) -> Live:
         label: What receipts call it: a plan may have its own name for it.
     """
     try:
-        return Live(stack=label, facts=material(ask_fingerprint(stack)))
+        return Live(stack=label, name=stack.name, facts=material(ask_fingerprint(stack)))
     except StackError as error:
-        return Live(stack=label, facts={}, unknown=str(error))
+        return Live(stack=label, name=stack.name, facts={}, unknown=str(error))
 
 
 def compare(receipt: Receipt, live: Live) -> Drift | None:
     """Return how a stack differs from what a receipt is bound to; None if it is not about it."""
-    processes = receipt.material.get(live.stack)
-    if processes is None:
+    names = dict.fromkeys((live.stack, live.name))
+    stacks = [receipt.material[name] for name in names if name in receipt.material]
+    if not stacks:
         return None
     if live.unknown:
         return Drift(stack=live.stack, unknown=live.unknown)
-    told = [facts for facts in processes.values() if facts.get(_SAYS_SOMETHING)]
+    told = [f for processes in stacks for f in processes.values() if f.get(_SAYS_SOMETHING)]
     if not told:
         return Drift(stack=live.stack, unknown="no process said what it ran on")
     changed = {
