@@ -142,3 +142,23 @@ def test_the_list_of_cells_runs_nothing(
     assert execute(["rehearse", str(plan), "--list", "--out", str(tmp_path / "out")]) == 0
     assert "data_parallel/2.15/gloo: 3 runs" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_when_its_minutes_are_over_it_reports_what_there_is(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    minutes = ["--minutes", "0"]
+    assert execute(["rehearse", str(plan), "--out", str(out), *minutes]) == ExitCode.INCONCLUSIVE
+    assert not runs(out)
+    told = json.loads((out / "report.json").read_text())
+    assert {each["state"] for each in told["rehearsal"]["cells"]} == {"not run"}
+    assert all("--minutes" in each["why"] for each in told["rehearsal"]["not_run"])
+    assert f"{RUNS} runs were not made" in capsys.readouterr().out
+    rehearse(plan, out)
+    assert len(runs(out)) == RUNS
+    gone = sorted(runs(out))[4]
+    gone.unlink()
+    execute(["rehearse", str(plan), "--out", str(out), *minutes])
+    assert not gone.exists()
+    assert "1 run was not made" in (out / "report.json").read_text()

@@ -54,6 +54,15 @@ def rehearse(
             show_default=False,
         ),
     ] = "",
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Begin nothing new after so many minutes, and report what there is; 0: run "
+            "nothing, only report.",
+            min=0,
+            show_default=False,
+        ),
+    ] = None,
     only_list: Annotated[
         bool, typer.Option("--list", help="List the cells and what can run here; run nothing.")
     ] = False,
@@ -81,6 +90,7 @@ def rehearse(
             name=plan.name if plan else "default.toml",
             key=default_key(),
             checkpoints=checkpoints,
+            minutes=minutes,
         )
         return _run(request, out, json_wanted)
     except ValueError as error:

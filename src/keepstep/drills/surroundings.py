@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 from keepstep.stack.exposed import exposed
+from keepstep.stack.machine import NoDriverError, driver_and_gpus
 from keepstep.stack.named import Stack
 
 # Of another launcher, of another run of ours, or of another interpreter: an answer to another
@@ -53,9 +54,14 @@ def rank_variables(
     return found
 
 
+@functools.cache
 def gpus() -> tuple[str, ...]:
-    """Return the NVIDIA devices that this machine shows, without asking a driver."""
-    return tuple(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")))
+    """Return the NVIDIA devices that this machine shows; no device is initialised for it."""
+    try:
+        _, found, _ = driver_and_gpus()
+    except NoDriverError:
+        return ()
+    return tuple(str(gpu["uuid"] or gpu["index"]) for gpu in found)
 
 
 def needs_gpu(backend: str) -> bool:

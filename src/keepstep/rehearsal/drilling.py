@@ -14,6 +14,7 @@ from keepstep.drills.replace import replace
 from keepstep.drills.restore import restore
 from keepstep.drills.rollback import rollback
 from keepstep.rehearsal.folder import Folder
+from keepstep.rehearsal.sitting import OVER, never
 from keepstep.report.model import NotRun
 from keepstep.stack.named import Stack
 
@@ -48,8 +49,9 @@ def run_drills(
     gpus: int,
     folder: Folder,
     say: Say,
+    is_over: Callable[[], bool] = never,
 ) -> Drills:
-    """Run every drill that this machine can run."""
+    """Run every drill that this machine can run, until time is over."""
     records, not_run = [], []
     for drill in drills_of(plan, stacks, scripts, say):
         if drill.gpus > gpus:
@@ -57,6 +59,9 @@ def run_drills(
             not_run.append(NotRun(what=drill.name, proves=drill.proves, why=why))
             continue
         record = folder.read_drill(drill.name)
+        if record is None and is_over():
+            not_run.append(NotRun(what=drill.name, proves=drill.proves, why=OVER))
+            continue
         if record is None:
             say(f"drill {drill.name}")
             record = drill.work(folder.drill_folder(drill.name))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 from keepstep.canary.matrix import Machine as Allocation
 from keepstep.report.model import Machine
-
-_GPUS = Path("/proc/driver/nvidia/gpus")  # one folder a device, there whenever the driver is
+from keepstep.stack.machine import NoDriverError, driver_and_gpus
 
 
 def this_machine() -> Machine:
@@ -18,7 +16,7 @@ def this_machine() -> Machine:
         host=platform.node(),
         processors=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=_gpus(_GPUS),
+        gpus=_gpus(),
         nodes=1,
         system=f"{platform.system()} {platform.release()}",
     )
@@ -29,13 +27,10 @@ def allocation(machine: Machine) -> Allocation:
     return Allocation(gpus=len(machine.gpus), nodes=machine.nodes)
 
 
-def _gpus(folder: Path) -> tuple[str, ...]:
-    return tuple(_model(path) for path in sorted(folder.glob("*/information")))
-
-
-def _model(path: Path) -> str:
-    for line in path.read_text(errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "Model":
-            return value.strip()
-    return "unknown model"
+def _gpus() -> tuple[str, ...]:
+    """Return the models of the GPUs that the driver lets this process use."""
+    try:
+        _, gpus, _ = driver_and_gpus()
+    except NoDriverError:
+        return ()
+    return tuple(str(gpu["name"] or "unknown model") for gpu in gpus)

@@ -14,6 +14,7 @@ from keepstep.canary.plan import Plan
 from keepstep.canary.record import Outcome, RunRecord
 from keepstep.canary.schedule import Turn, schedule
 from keepstep.rehearsal.folder import Folder
+from keepstep.rehearsal.sitting import OVER, never
 from keepstep.stack.named import Stack
 
 Say = Callable[[str], None]
@@ -26,6 +27,7 @@ class Runs:
     records: tuple[RunRecord, ...]
     not_run: dict[str, str]  # id of a cell to why
     found_on_disk: int = 0  # of an earlier sitting
+    left: int = 0  # runs that the time was not enough for
 
 
 def run_matrix(
@@ -37,14 +39,18 @@ def run_matrix(
     scripts: Mapping[str, Path],
     folder: Folder,
     say: Say,
+    is_over: Callable[[], bool] = never,
 ) -> Runs:
-    """Run every cell that this machine can run as often as the plan says."""
+    """Run every cell that this machine can run as often as the plan says, until time is over."""
     why_not = {cell.id: why for cell in cells if (why := runnable(cell, machine))}
     by_id = {cell.id: cell for cell in cells}
     turns = schedule([cell for cell in cells if cell.id not in why_not], plan.pairs)
-    records, old = [], 0
+    records, old, left = [], 0, 0
     for turn in turns:
         record = folder.read_run(turn.cell, turn.pair)
+        if record is None and is_over():
+            left += 1
+            continue
         if record is None:
             cell = by_id[turn.cell]
             record = run_cell(
@@ -60,8 +66,10 @@ def run_matrix(
         else:
             old += 1
         records.append(record)
+    ran = {record.cell for record in records}
+    why_not |= {turn.cell: OVER for turn in turns if turn.cell not in ran}
     records += [_not_run(by_id[cell], why) for cell, why in why_not.items()]
-    return Runs(records=tuple(records), not_run=why_not, found_on_disk=old)
+    return Runs(records=tuple(records), not_run=why_not, found_on_disk=old, left=left)
 
 
 def _line(turn: Turn, all_of_them: int, record: RunRecord) -> str:

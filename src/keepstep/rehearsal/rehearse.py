@@ -18,6 +18,7 @@ from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.matrix_runs import Runs, run_matrix
 from keepstep.rehearsal.scripts import script_of
 from keepstep.rehearsal.seal import Seal
+from keepstep.rehearsal.sitting import OVER, over_after
 from keepstep.rehearsal.stacks import prepare
 from keepstep.report.model import ReceiptFile, Rehearsal
 
@@ -33,6 +34,7 @@ class Request:
     name: str  # of its file
     key: SigningKey
     checkpoints: str = ""  # folder or address of the checkpoints of a real run
+    minutes: float | None = None  # after which nothing new is begun; None: to the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         OtherRehearsalError: The folder belongs to another plan.
         ValueError, OSError: A job, a stack or the disk is not as it should be.
     """
-    plan = request.plan
+    plan, is_over = request.plan, over_after(request.minutes)
     head = _head(request, folder)
     scripts = {name: script_of(plan, name) for name in plan.jobs}
     machine = this_machine()
@@ -64,8 +66,9 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         scripts=scripts,
         folder=folder,
         say=say,
+        is_over=is_over,
     )
-    drills = run_drills(plan, stacks, scripts, len(machine.gpus), folder, say)
+    drills = run_drills(plan, stacks, scripts, len(machine.gpus), folder, say, is_over)
     seen = Seen(
         plan=plan,
         cells=matrix,
@@ -102,13 +105,20 @@ def _work(seen: Seen) -> float:
 
 def _notes(head: Head, runs: Runs) -> tuple[str, ...]:
     """Return what a reader must know of how it went."""
-    if not head.resumed:
-        return ()
-    times = ", ".join(head.resumed)
-    return (
-        f"taken up again at {times}; {runs.found_on_disk} runs are of an earlier sitting, so the "
-        "time between the runs of a pair may be longer than their neighbours'",
-    )
+    found = []
+    if head.resumed:
+        times = ", ".join(head.resumed)
+        found.append(
+            f"taken up again at {times}; {runs.found_on_disk} runs are of an earlier sitting, so "
+            "the time between the runs of a pair may be longer than their neighbours'"
+        )
+    if runs.left:
+        found.append(f"{_runs(runs.left)} not made: {OVER}")
+    return tuple(found)
+
+
+def _runs(count: int) -> str:
+    return "1 run was" if count == 1 else f"{count} runs were"
 
 
 def _head(request: Request, folder: Folder) -> Head:
