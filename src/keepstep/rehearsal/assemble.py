@@ -11,6 +11,7 @@ from keepstep.canary.cell import Cell
 from keepstep.canary.plan import Plan
 from keepstep.canary.record import Outcome, RunRecord
 from keepstep.canary.verdict import Judgement
+from keepstep.drills.record import DrillRecord
 from keepstep.drills.surroundings import minor_of
 from keepstep.receipt.material import Material, by_rank
 from keepstep.rehearsal.boundary import boundary
@@ -47,6 +48,7 @@ class Seen:
     judgement: Judgement
     machine: Machine
     stacks: Mapping[str, Stack]
+    live: Mapping[str, dict[str, str]]  # material facts of each stack, by its name in the plan
 
     def runs_of(self, cell: str) -> list[RunRecord]:
         """Return the runs of a cell that were made."""
@@ -79,7 +81,17 @@ def sign_all(seen: Seen, seal: Seal, scripts: Mapping[str, Path]) -> tuple[Recei
         for cell in seen.cells
         if cell.id not in seen.runs.not_run
     ]
-    return (*found, *(seal.drill(drill) for drill in seen.drills.records))
+    return (*found, *(seal.drill(each, _bound_to(seen, each)) for each in seen.drills.records))
+
+
+def _bound_to(seen: Seen, drill: DrillRecord) -> Material:
+    """Return what the stacks of a drill are, under the names that the plan gives them."""
+    names = {drill.stack, *drill.fingerprints, str(drill.facts.get("old", ""))}
+    return {
+        label: {"interpreter": seen.live[label]}
+        for label, stack in seen.stacks.items()
+        if stack.name in names and label in seen.live
+    }
 
 
 def all_material(seen: Seen) -> Material:

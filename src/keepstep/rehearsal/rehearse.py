@@ -19,7 +19,7 @@ from keepstep.rehearsal.matrix_runs import Runs, run_matrix
 from keepstep.rehearsal.scripts import script_of
 from keepstep.rehearsal.seal import Seal
 from keepstep.rehearsal.sitting import OVER, over_after
-from keepstep.rehearsal.stacks import prepare
+from keepstep.rehearsal.stacks import live_facts, prepare
 from keepstep.report.model import ReceiptFile, Rehearsal
 
 Say = Callable[[str], None]
@@ -77,6 +77,7 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         judgement=judge(plan, matrix, runs.records),
         machine=machine,
         stacks=stacks,
+        live=live_facts(stacks),
     )
     seal = Seal(
         folder=folder,

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from keepstep.canary.cell import Cell
 from keepstep.canary.record import RunRecord
@@ -18,7 +17,6 @@ from keepstep.receipt.sealed import seal
 from keepstep.receipt.statement import Kind
 from keepstep.rehearsal.folder import Folder
 from keepstep.report.model import ReceiptFile, Rehearsal
-from keepstep.stack.material import material
 
 REHEARSAL = "rehearsal"  # the name of the receipt over all others
 
@@ -48,12 +46,8 @@ class Seal:
         job = {script.name: hashlib.sha256(script.read_bytes()).hexdigest()}
         return self._write(cell.id, Kind.CELL, job, records, found)
 
-    def drill(self, drill: DrillRecord) -> ReceiptFile:
+    def drill(self, drill: DrillRecord, found: Material) -> ReceiptFile:
         """Sign a drill."""
-        found: Material = {
-            stack: {"interpreter": _facts(fingerprint)}
-            for stack, fingerprint in drill.fingerprints.items()
-        }
         return self._write(drill.name, Kind.DRILL, {}, drill.model_dump(mode="json"), found)
 
     def rehearsal(self, rehearsal: Rehearsal, found: Material) -> ReceiptFile:
@@ -82,10 +76,3 @@ class Seal:
             sha256=hashlib.sha256(envelope).hexdigest(),
             about=name,
         )
-
-
-def _facts(fingerprint: Mapping[str, Any]) -> dict[str, str]:
-    """Return the material facts; of a drill whose ranks say little of themselves, what they say."""
-    if isinstance(fingerprint.get("torch"), Mapping):
-        return material(dict(fingerprint))
-    return {name: str(value) for name, value in sorted(fingerprint.items())}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from keepstep.canary.plan import Plan
+from keepstep.stack.asked import ask_fingerprint
 from keepstep.stack.create import create
-from keepstep.stack.errors import UnknownStackError
+from keepstep.stack.errors import StackError, UnknownStackError
+from keepstep.stack.material import material
 from keepstep.stack.named import Stack, find_stack
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -29,4 +31,19 @@ def prepare(plan: Plan, say: Callable[[str], None]) -> dict[str, Stack]:
                 raise
             say(f"making the stack {wanted}")
             found[name] = create(wanted, torch=wanted)
+    return found
+
+
+def live_facts(stacks: Mapping[str, Stack]) -> dict[str, dict[str, str]]:
+    """Return what each stack is now, as its own interpreter says: the material facts.
+
+    A stack that does not start is left out; what was to be bound to it is then bound to nothing,
+    which whoever verifies is told.
+    """
+    found = {}
+    for name, stack in stacks.items():
+        try:
+            found[name] = material(ask_fingerprint(stack))
+        except StackError:
+            continue
     return found
