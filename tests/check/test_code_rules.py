@@ -262,8 +262,7 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
         "KS404",
         Severity.CHANGES,
         "dcp.async_save(state)",
-        "from keepstep.checkpoint import write_old_format\n"
-        "write_old_format()\ndcp.save(state)",
+        "from keepstep.checkpoint import write_old_format\nwrite_old_format()\ndcp.save(state)",
     ),
     (
         "KS405",
