@@ -124,6 +124,7 @@ def _drill(notebook: Notebook, setting: _Setting) -> None:
         variables=lambda _: setting.variables,
     )
     notebook.fingerprints[setting.stack.name] = _fingerprint(observed)
+    notebook.facts["seconds"] = _seconds(observed)
     prove_injection(notebook, observed, setting.limits, setting.expectation)
     _prove_class(notebook, setting, observed)
     artifacts = _artifacts(setting, observed)
@@ -136,6 +137,26 @@ def _drill(notebook: Notebook, setting: _Setting) -> None:
         seen=", ".join(observed.left_over) or "no process of the drill",
         wanted="no process of the drill",
     )
+
+
+def _seconds(observed: Observed) -> dict[str, object]:
+    """Return when each rank left its own dump and ended, counted from the first that entered."""
+    entered = [observed.first(rank, "entered") for rank in observed.waiting]
+    began = min((float(line["at"]) for line in entered if line), default=None)
+    if began is None:
+        return {}
+    return {
+        str(rank): {
+            "dump": _since(began, observed.dump_s.get(rank)),
+            "end": _since(began, observed.end_s.get(rank)),
+            "exit_code": observed.ends.get(rank),
+        }
+        for rank in range(observed.world_size)
+    }
+
+
+def _since(began: float, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - began, 3)
 
 
 def _prove_class(notebook: Notebook, setting: _Setting, observed: Observed) -> None:

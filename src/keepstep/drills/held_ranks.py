@@ -40,6 +40,7 @@ class Observed:
     said: dict[int, list[Line]] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # exit codes before they were let go
     end_s: dict[int, float] = field(default_factory=dict)  # monotonic; of those that ended
+    dump_s: dict[int, float] = field(default_factory=dict)  # monotonic; of dumps by themselves
     state: str = ""  # of the held rank's main thread when the last wait had ended (proc_pid_stat)
     looked: float = 0.0  # monotonic; when that was
     left_over: tuple[str, ...] = ()
@@ -53,12 +54,13 @@ class Observed:
     def fired_at(self, rank: int, operation_s: float) -> float | None:
         """Return when the timeout of a rank that waits had fired (monotonic); None: not seen.
 
-        A rank that is aborted cannot say it: then it is the earliest moment that is possible.
+        A rank that is aborted, or whose main thread never comes back, cannot say it: then it is the
+        earliest moment that is possible. That it has fired is known by the abort, or by its dump.
         """
         entered, failed = self.first(rank, "entered"), self.first(rank, "failed")
         if failed is not None:
             return float(failed["at"])
-        if entered is not None and self.ends.get(rank, 0) < 0:
+        if entered is not None and (self.ends.get(rank, 0) < 0 or rank in self.dump_s):
             return float(entered["at"]) + operation_s
         return None
 
@@ -151,6 +153,7 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
     while time.monotonic() < deadline:
         _read(observed, folder)
         _note_ends(observed, processes)
+        _note_dumps(observed, folder)
         if entered is None and _all_said(observed, observed.waiting, "entered"):
             entered = time.monotonic()
             abort = limits.abort_s if _on_gpu(observed) else 0.0
@@ -164,14 +167,15 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
             break  # a rank that ended before the timeout: there is nothing to wait for
         time.sleep(_LOOK_S)
     else:
-        observed.timed_out = True
+        observed.timed_out = not all(_has_fired(observed, rank) for rank in observed.waiting)
     observed.looked = time.monotonic()
     observed.state = state_and_work(observed.pids[observed.held])[0]
 
 
 def _is_complete(observed: Observed) -> bool:
     """Return whether there was a hang: who did not see one asks nobody about it."""
-    return not observed.timed_out and all(_is_over(observed, rank) for rank in observed.waiting)
+    fired = all(_has_fired(observed, rank) for rank in observed.waiting)
+    return not observed.timed_out and fired
 
 
 def _await_answers(observed: Observed, processes: Processes, folder: Path) -> None:
@@ -198,6 +202,11 @@ def _is_over(observed: Observed, rank: int) -> bool:
     return rank in observed.ends or observed.first(rank, "failed", "completed") is not None
 
 
+def _has_fired(observed: Observed, rank: int) -> bool:
+    """Return whether a timeout is known to have fired: a rank that dumped may stand for minutes."""
+    return _is_over(observed, rank) or rank in observed.dump_s
+
+
 def _on_gpu(observed: Observed) -> bool:
     line = observed.first(observed.held, "grouped")
     return line is not None and line["device"] == "cuda"
@@ -209,6 +218,12 @@ def _note_ends(observed: Observed, processes: Processes) -> None:
         if code is not None and rank not in observed.ends:
             observed.ends[rank] = code
             observed.end_s[rank] = time.monotonic()
+
+
+def _note_dumps(observed: Observed, folder: Path) -> None:
+    for rank in range(observed.world_size):
+        if rank not in observed.dump_s and (folder / OWN / f"trace_rank_{rank}").exists():
+            observed.dump_s[rank] = time.monotonic()
 
 
 def _read(observed: Observed, folder: Path) -> None:

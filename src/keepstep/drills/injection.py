@@ -92,8 +92,16 @@ def _wait_of(observed: Observed, rank: int) -> str:
         error = str(line.get("error", "")).rpartition("] ")[2]
         return f"{line['fact']} after {line['seconds']:.1f} s {error}".strip()
     if rank in observed.ends:
-        return f"ended with {observed.ends[rank]}"
+        return f"ended with {observed.ends[rank]}{_after(observed, rank, observed.end_s)}"
+    if rank in observed.dump_s:
+        waits = observed.looked - float(str((observed.first(rank, "entered") or {}).get("at", 0)))
+        return f"dumped{_after(observed, rank, observed.dump_s)}, and waits after {waits:.1f} s"
     return "still waits"
+
+
+def _after(observed: Observed, rank: int, moments: Mapping[int, float]) -> str:
+    entered = observed.first(rank, "entered")
+    return "" if entered is None else f" after {moments[rank] - float(entered['at']):.1f} s"
 
 
 def _fired(observed: Observed, rank: int, limits: Limits, expectation: Expectation) -> bool:
@@ -104,6 +112,8 @@ def _fired(observed: Observed, rank: int, limits: Limits, expectation: Expectati
         waited = float(failed["seconds"])
     elif expectation.aborts and observed.ends.get(rank, 0) < 0:
         waited = observed.end_s[rank] - float(entered["at"])
+    elif rank in observed.dump_s and rank not in observed.ends:
+        waited = observed.dump_s[rank] - float(entered["at"])
     else:
         return False
     # A tenth early: the clock of the operation starts when it is queued, ours a little later.

@@ -22,6 +22,7 @@ from typing import Any
 
 WARM_UP = 3  # collectives of every rank before the one that hangs: history for a recorder
 LOOK_S = 0.05  # between two looks for a file of the drill
+_LEAVE_S = 5.0  # for the main thread to end by itself
 _RECORDERS = {  # class of a process group to the names under which it may record
     "ProcessGroupGloo": ("gloo",),
     "ProcessGroupNCCL2": ("nccl2",),
@@ -53,6 +54,7 @@ def main() -> None:
     progress = Progress(folder, rank)
     progress.say("started", pid=os.getpid(), python=sys.executable, host=socket.gethostname())
     threading.Thread(target=_end_by_limit, args=(options.limit,), daemon=True).start()
+    threading.Thread(target=_end_when_let_go, args=(folder,), daemon=True).start()
     group = _join(options, rank, world_size, progress)
     _answer_in_background(folder, rank, group, progress)
     tensor = _tensor(options.backend)
@@ -80,6 +82,14 @@ def _options() -> argparse.Namespace:
 def _end_by_limit(seconds: float) -> None:
     time.sleep(seconds)
     os._exit(3)
+
+
+def _end_when_let_go(folder: Path) -> None:
+    """End a rank whose main thread does not come back from its collective."""
+    while not (folder / "release").exists():
+        time.sleep(LOOK_S)
+    time.sleep(_LEAVE_S)
+    os._exit(0)
 
 
 def _join(options: argparse.Namespace, rank: int, world_size: int, progress: Progress) -> Any:
