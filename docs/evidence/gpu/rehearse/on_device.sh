@@ -21,7 +21,7 @@ exec ${STACK_PYTHON:-$OWN} "\$@"
 X
 chmod +x /tmp/rehearse/new /tmp/rehearse/old
 ks() { PYTHONPATH=/tmp/rehearse/site:/tmp/rehearse/repo/src $OWN -c "from keepstep.cli.main import main; main()" "$@"; }
-drill() { PYTHONPATH=/tmp/rehearse/site:/tmp/rehearse/repo/src timeout -k 5 200 $OWN $HERE/drill.py "$@"; }
+drill() { PYTHONPATH=/tmp/rehearse/site:/tmp/rehearse/repo/src timeout -k 5 240 $OWN $HERE/drill.py "$@"; }
 export PATH=/tmp/rehearse/site/bin:$PATH
 nvidia-smi --query-gpu=name,driver_version --format=csv; nvidia-smi topo -m; uname -r; nproc
 begun=$(date +%s)
@@ -62,8 +62,15 @@ wait
 date
 tail -n 3 /tmp/rehearse/drill-*.txt /tmp/rehearse/long/*.txt 2>/dev/null
 left=$((${WORK_S:-480} - $(date +%s) + begun))
-ks rehearse $PLAN --out $R --minutes $($OWN -c "print(max(0.0, ($left - 25) / 60))") >/tmp/rehearse/report.txt 2>/tmp/rehearse/progress.txt
-echo "ended with $?"
+sitting() { # seconds after which it is ended, seconds after which nothing new is begun
+  PYTHONPATH=/tmp/rehearse/site:/tmp/rehearse/repo/src timeout -s TERM -k 20 $1 $OWN \
+    -c "from keepstep.cli.main import main; main()" rehearse $PLAN --out $R \
+    --minutes $($OWN -c "print(max(0.0, $2 / 60))") \
+    >/tmp/rehearse/report.txt 2>>/tmp/rehearse/progress.txt
+  echo "ended with $?"
+}
+sitting $left $((left - 25))
+[ -s /tmp/rehearse/report.txt ] || sitting 60 0 # it was ended: report what there is
 date
 tail -60 /tmp/rehearse/progress.txt
 cat /tmp/rehearse/report.txt
