@@ -57,6 +57,23 @@ def test_after_a_failure_the_others_have_only_the_grace(processes: Processes) ->
     assert codes(processes) == [-9, 3]
 
 
+def test_one_whose_end_was_seen_before_is_not_waited_for(processes: Processes) -> None:
+    start(processes, "raise SystemExit(3)")
+    start(processes, "")
+    processes.started[0].wait()
+    assert processes.wait(30, 30)
+    assert codes(processes) == [3, 0]
+
+
+def test_after_a_failure_that_was_seen_before_the_others_have_only_the_grace(
+    processes: Processes,
+) -> None:
+    start(processes, FOREVER)
+    start(processes, "raise SystemExit(3)")
+    processes.started[1].wait()
+    assert not processes.wait(600, 0.1)
+
+
 def test_a_child_that_left_the_session_is_found_and_killed(processes: Processes) -> None:
     start(processes, LEAVES_ONE)
     assert processes.wait(30, 0)

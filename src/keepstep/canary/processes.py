@@ -60,8 +60,11 @@ class Processes:
         Returns:
             Whether all ended by themselves, within the limit or the grace.
         """
-        open_ones = {os.pidfd_open(each.pid): each for each in self.started}
-        deadline = time.monotonic() + limit_s
+        # One whose end was seen before has no process to wait for any more.
+        ended = [each.poll() for each in self.started]
+        living = [each for each, code in zip(self.started, ended, strict=True) if code is None]
+        open_ones = {os.pidfd_open(each.pid): each for each in living}
+        deadline = time.monotonic() + (min(limit_s, grace_s) if any(ended) else limit_s)
         try:
             while open_ones and (left := deadline - time.monotonic()) > 0:
                 for descriptor in select.select(list(open_ones), [], [], left)[0]:
