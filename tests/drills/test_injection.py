@@ -130,3 +130,25 @@ def test_nccl_may_abort_the_held_rank_too_but_not_before_the_timeout() -> None:
     assert judged(observed, NCCL).verdict is Verdict.PASS
     observed.said[HELD] = [line for line in observed.said[HELD] if line["at"] < 25.0]
     assert judged(observed, NCCL).verdict is Verdict.INCONCLUSIVE
+
+
+def _dumped_and_stands(observed: Observed, dump: float) -> None:
+    for rank in (0, 2):
+        observed.said[rank].pop()
+        observed.dump_s[rank] = dump
+    observed.said[HELD].append({"fact": "still held", "at": 45.0})
+
+
+def test_a_rank_that_has_dumped_and_stands_has_timed_out() -> None:
+    observed = a_hang()
+    _dumped_and_stands(observed, 31.5)
+    record = judged(observed, expected("nccl-legacy", "2.15", {}))
+    assert record.verdict is Verdict.PASS, record.reason
+    assert any("dumped after 11.5 s" in proof.seen for proof in record.proofs)
+
+
+def test_a_dump_from_before_the_timeout_is_none_of_a_timeout() -> None:
+    observed = a_hang()
+    _dumped_and_stands(observed, 22.0)
+    record = judged(observed, expected("nccl-legacy", "2.15", {}))
+    assert record.verdict is Verdict.INCONCLUSIVE

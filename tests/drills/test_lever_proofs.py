@@ -53,6 +53,16 @@ def test_a_rank_that_did_not_answer_proves_nothing() -> None:
     assert page.record().verdict is Verdict.INCONCLUSIVE
 
 
+def test_an_old_stack_that_registers_no_function_means_the_old_backend() -> None:
+    page = book()
+    unregistered = {**answer(), "builder": None}
+    prove_resolution(page, STACK_LEVER, answers(unregistered, unregistered))
+    assert page.record().verdict is Verdict.PASS
+    page = book()
+    prove_resolution(page, VARIABLE_LEVER, answers(unregistered, unregistered))
+    assert page.record().verdict is Verdict.FAIL
+
+
 def test_the_spelling_is_of_another_type() -> None:
     page = book()
     prove_resolution(page, SPELLING_LEVER, answers(answer(), answer()))

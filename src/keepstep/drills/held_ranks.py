@@ -162,6 +162,8 @@ def _watch(observed: Observed, processes: Processes, folder: Path, limits: Limit
             (folder / "ask").touch()
         if all(_is_over(observed, rank) for rank in observed.waiting):
             break
+        if _stands(observed, limits):
+            break
         early = entered is None or time.monotonic() < entered + limits.operation_s
         if early and observed.ends:
             break  # a rank that ended before the timeout: there is nothing to wait for
@@ -205,6 +207,14 @@ def _is_over(observed: Observed, rank: int) -> bool:
 def _has_fired(observed: Observed, rank: int) -> bool:
     """Return whether a timeout is known to have fired: a rank that dumped may stand for minutes."""
     return _is_over(observed, rank) or rank in observed.dump_s
+
+
+def _stands(observed: Observed, limits: Limits) -> bool:
+    """Return whether every timeout has fired, and the ranks that dumped are there all the same."""
+    if not all(_has_fired(observed, rank) for rank in observed.waiting):
+        return False
+    last = max(observed.dump_s[rank] for rank in observed.waiting if rank in observed.dump_s)
+    return time.monotonic() > last + limits.after_dump_s
 
 
 def _on_gpu(observed: Observed) -> bool:
