@@ -196,6 +196,29 @@ def test_many_devices_without_gpus_says_why_it_cannot_tell() -> None:
     assert ended.errors == "many_devices: 0 GPUs here; wanted two in one process\n"
 
 
+def test_a_pipelines_look_at_shapes_is_no_data_of_a_step(tmp_path: Path) -> None:
+    script = tmp_path / "one_stage.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch.distributed.pipelining import PipelineStage, ScheduleGPipe\n"
+        "dist.init_process_group('gloo')\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "stage = PipelineStage(model, 0, 1, torch.device('cpu'))\n"
+        "schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(3):\n"
+        "    schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "dist.destroy_process_group()\n"
+    )
+    (ended,) = run(probed(tmp_path, "--no-sweep", str(script)))
+    assert ended.code == 0, ended.errors
+    found = record(tmp_path, 0)
+    assert len(found.steps) == 3
+    assert found.tokens == 3 * 8 * 4  # and not one microbatch more
+
+
 def test_the_command_prints_the_record_alone(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('done'); raise SystemExit(7)")
     keepstep = str(Path(sys.executable).parent / "keepstep")

@@ -31,6 +31,7 @@ class Steps:
         self._compiles = False
         self._inside: Any = None  # the outermost module whose forward is running
         self._in_backward = False
+        self._for_shapes = False  # a pipeline looks what its stages give, and trains nothing
         self._losses: list[Any] = []
         self._squares = 0.0  # of the gradients since the step before
         self._data = digests.Data()
@@ -81,6 +82,26 @@ class Steps:
 
         torch.compile = watched
 
+    def watch_pipeline(self, stage: Any, _: float = 0.0) -> None:
+        """Hook into ``torch.distributed.pipelining.stage``, which has just been imported.
+
+        Since PyTorch 2.14 it runs each stage once to learn the shapes between them: the first on
+        real data, the others on memory that nobody has set. That is no part of any step.
+        """
+        look = getattr(stage.PipelineStage, "_forward_metadata_inference", None)
+        if look is None:
+            return  # an older one looks with tensors without data
+
+        @functools.wraps(look)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._for_shapes = True
+            try:
+                return look(*args, **kwargs)
+            finally:
+                self._for_shapes = False
+
+        stage.PipelineStage._forward_metadata_inference = watched
+
     def _note_loss(self, tensors: Any) -> None:
         first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if getattr(first, "numel", lambda: 0)() == 1:
@@ -101,8 +122,8 @@ class Steps:
         if torch.compiler.is_compiling() or self._inside is not module:
             return
         self._inside = None
-        if not torch.is_grad_enabled():
-            return  # an evaluation
+        if not torch.is_grad_enabled() or self._for_shapes:
+            return  # an evaluation, or a look at shapes
         with self._record.own_time(), guarded(self._record, "data"):
             self._note_inputs(args, kwargs)
 

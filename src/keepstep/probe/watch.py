@@ -63,14 +63,19 @@ class Watch:
         finder.when_imported("torch.distributed.distributed_c10d", calls.watch)
         for name in FUNCTIONS:
             finder.when_imported(name, checkpoints.watch)
-        finder.when_imported("torch", self._torch_is_here)
+        steps = Steps(record, self._plants, self._groups)
+        finder.when_imported("torch", self._torch_is_here(steps))
+        finder.when_imported("torch.distributed.pipelining.stage", steps.watch_pipeline)
         Warned(record).watch()
         self._watch_hard_exit()
         atexit.register(self._at_exit)  # the first to be registered is the last to be called
 
-    def _torch_is_here(self, torch: Any, seconds: float) -> None:
-        self.record.import_s = seconds
-        Steps(self.record, self._plants, self._groups).watch(torch)
+    def _torch_is_here(self, steps: Steps) -> Callable[[Any, float], None]:
+        def is_here(torch: Any, seconds: float) -> None:
+            self.record.import_s = seconds
+            steps.watch(torch)
+
+        return is_here
 
     def _watch_hard_exit(self) -> None:
         leave = os._exit
