@@ -43,6 +43,14 @@ CASES = {
     "h200-4rank-nccl2-dead": ((1,), Fault.STALLED),
     "h200-4rank-nccl2-kernel": ((2, 3), Fault.DEVICE),
     "h200-4rank-nccl2-healthy": ((), Fault.NONE),
+    # Of the hang drill: rank 1 of three is held before all_reduce 4.
+    **{
+        f"h200x2-drill-{name}": ((1,), Fault.STALLED)
+        for name in (
+            *("nccl2", "nccl2-asked", "nccl-lazy-asked", "nccl-legacy", "nccl-legacy-asked"),
+            *("2.11-nccl", "2.11-nccl-asked"),
+        )
+    },
     **{name: (tuple(truth["culprits"]), Fault(truth["fault"])) for name, truth in TRUTH.items()},
     **ONE_DUMP,
 }

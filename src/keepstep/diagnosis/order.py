@@ -71,6 +71,18 @@ def blame_slip(case: Case, slip: Slip, step: Step) -> Blame:
     """A rank that once left the order of calls that all others keep."""
     entry, previous = slip.entry, slip.previous
     place = f"{entry.operation.name} {entry.sequence}{from_site(entry)}"
+    # A member without a dump may have called there too: then the others are late, and it is right.
+    silent = tuple(sorted(set(others_of(case, step, (slip.rank,))) - set(case.frontier.dumps)))
+    would_decide = []
+    if not entry.stack:
+        would_decide.append(
+            "Dumps with stacks (TORCH_INCLUDE_STACK_TRACE): they tell equal calls apart."
+        )
+    if silent:
+        would_decide.append(
+            f"The dumps of {words.ranks(silent)}: if they came to {place} as well, the others did"
+            " not come."
+        )
     return Blame(
         (slip.rank,),
         Fault.EXTRA_COLLECTIVE if slip.added else Fault.MISMATCH,
@@ -79,14 +91,12 @@ def blame_slip(case: Case, slip: Slip, step: Step) -> Blame:
         else f"left the common order of calls: it came to {place}",
         step,
         waiting=dependents(case, (slip.rank,)),
-        confidence=Confidence.MEDIUM if entry.stack else Confidence.LOW,
+        confidence=Confidence.MEDIUM if entry.stack and not silent else Confidence.LOW,
         evidence=(
             f"Rank {slip.rank} went from {previous.operation.name} {previous.sequence}"
             f"{from_site(previous)} to {place}; it did so once, and no other rank ever did.",
         ),
-        would_decide=()
-        if entry.stack
-        else ("Dumps with stacks (TORCH_INCLUDE_STACK_TRACE): they tell equal calls apart.",),
+        would_decide=tuple(would_decide),
     )
 
 
