@@ -13,7 +13,7 @@ from rich.text import Text
 from keepstep.canary.verdict import Verdict
 from keepstep.incident.answer import printable
 from keepstep.report.figures import PER, count_text, ratio_text, seconds_text, sentence_text
-from keepstep.report.grid import Grid, grids
+from keepstep.report.grid import Block, Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
 from keepstep.report.signs import SIGN
 from keepstep.report.steps import steps
@@ -69,7 +69,7 @@ def _parts(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Iterator[Rendera
         yield _indented(f"{number}. {sentence_text(step.text)}{about}")
     yield _head("The matrix")
     for grid in grids(rehearsal):
-        yield _grid(grid)
+        yield from _grid(grid)
     yield from _controls(rehearsal)
     yield from _trouble(rehearsal)
     yield _head("The drills")
@@ -108,15 +108,25 @@ def _line(verdict: Verdict, what: str, why: str) -> Padding:
     return Padding(line, (0, 0, 0, 2))
 
 
-def _grid(grid: Grid) -> Padding:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("", *grid.jobs):
-        table.add_column(printable(title), overflow="fold")
+def _grid(grid: Grid) -> Iterator[RenderableType]:
+    """Yield one table for each topology, with the jobs that it has."""
     for block in grid.blocks:
-        table.add_row(_text(block.topology, "dim"))
-        for row in block.rows:
-            label = Text.assemble(printable(row.label), (f"  {row.role}", "dim"))
-            table.add_row(label, *(_chip(cell) for cell in row.cells))
+        found = [cell for row in block.rows for cell in row.cells if cell is not None]
+        if all(cell.state == "not run" for cell in found):
+            yield _indented(f"{block.topology}: {count_text(len(found), 'cell')} not run", 2, "dim")
+        else:
+            yield _block(grid.jobs, block)
+
+
+def _block(jobs: Sequence[str], block: Block) -> Padding:
+    used = [at for at in range(len(jobs)) if any(row.cells[at] for row in block.rows)]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(printable(block.topology), overflow="fold", header_style="dim")
+    for at in used:
+        table.add_column(printable(jobs[at]), overflow="fold")
+    for row in block.rows:
+        label = Text.assemble(printable(row.label), (f"  {row.role}", "dim"))
+        table.add_row(label, *(_chip(row.cells[at]) for at in used))
     return Padding(table, (0, 0, 0, 2))
 
 
@@ -153,7 +163,8 @@ def _trouble(rehearsal: Rehearsal) -> Iterator[RenderableType]:
 def _drills(rehearsal: Rehearsal) -> Iterator[RenderableType]:
     for drill in rehearsal.drills:
         yield _line(drill.verdict, drill.name, drill.reason)
-        for proof in drill.proofs:
+        # A drill that passes is told in one line; what each proof has seen is on the page.
+        for proof in () if drill.verdict is Verdict.PASS else drill.proofs:
             yield _indented(f"{SIGN[proof.verdict]} {proof.what}: {proof.seen}", 6)
     if not rehearsal.drills:
         yield _indented("none was run: whether the way back works is not known")
