@@ -17,9 +17,9 @@ from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.incident.gather import Arrival, Gathered, gather
 from keepstep.incident.manifest import DUMP, Manifest
 from keepstep.incident.page import to_data, to_page
-from keepstep.incident.write import write_whole
 from keepstep.recorder.model import Backend, Dump, Entry, Frame, Group, GroupName, RankDump, State
 from keepstep.recorder.model import Operation as Call
+from keepstep.whole import write_whole
 from tests.diagnosis.test_scale import big_job
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;\u2028"

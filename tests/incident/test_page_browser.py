@@ -13,8 +13,8 @@ from keepstep.diagnosis.evidence import Evidence, Life, Observation
 from keepstep.incident.gather import Arrival, Gathered, gather
 from keepstep.incident.manifest import DUMP
 from keepstep.incident.page import to_page
-from keepstep.incident.write import write_whole
 from keepstep.recorder.model import Frame
+from keepstep.whole import write_whole
 from tests.browser import Page, Unavailable, browse, find_or_install
 from tests.diagnosis.test_scale import big_job
 from tests.incident.test_page import HOSTILE, hostile_dumps

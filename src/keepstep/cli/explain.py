@@ -17,10 +17,10 @@ from keepstep.exit_codes import ExitCode
 from keepstep.incident import delivery
 from keepstep.incident.answer import printable, to_json, to_text
 from keepstep.incident.gather import Gathered, errors, gather, no_dump
-from keepstep.incident.write import write_whole
 from keepstep.recorder.delivery import Delivery
 from keepstep.recorder.delivery import Verdict as Delivered
 from keepstep.recorder.entries import newest_ns
+from keepstep.whole import write_whole
 
 MOST_RANKS = 1 << 20  # more than any job has; each is a line of what is due
 

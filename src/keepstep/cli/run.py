@@ -18,7 +18,6 @@ import typer
 from keepstep.cli.run_summary import render_summary
 from keepstep.cli.run_view import Narrator, RunView
 from keepstep.exit_codes import ExitCode
-from keepstep.incident.write import write_whole
 from keepstep.runtime import inject
 from keepstep.runtime.config import transport_asked
 from keepstep.runtime.handshake import new_secret
@@ -30,6 +29,7 @@ from keepstep.runtime.session import (
     port_is_free,
 )
 from keepstep.runtime.settings import Settings, contradiction
+from keepstep.whole import write_whole
 
 if TYPE_CHECKING:
     from keepstep.cli.run_live import LiveView

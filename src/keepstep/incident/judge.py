@@ -14,7 +14,7 @@ from pathlib import Path
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.incident.answer import to_json, to_text
 from keepstep.incident.gather import gather
-from keepstep.incident.write import write_whole
+from keepstep.whole import write_whole
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from keepstep.canary.facts import Facts
 from keepstep.canary.record import RunRecord
 from keepstep.drills.record import DrillRecord
-from keepstep.incident.write import write_whole
+from keepstep.whole import write_whole
 
 Kept = TypeVar("Kept", bound=Facts)
 

@@ -25,11 +25,11 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.storage import WriteResult
 
 from keepstep.checkpoint.writer_old import writer
-from keepstep.incident.write import write_whole
 from keepstep.runtime.buffers import buffer_of
 from keepstep.runtime.exchange import share_out
 from keepstep.runtime.state import Encoded, digest_of, dump_manifest, outline
 from keepstep.runtime.step_folders import RECORD
+from keepstep.whole import write_whole
 
 FORMAT = 1  # of the file RECORD
 

@@ -33,7 +33,7 @@ from keepstep.stack.named import (
 )
 from keepstep.stack.uv import ask_uv, find_uv, run_uv
 from keepstep.stack.wanted import Wanted, wanted_of
-from keepstep.stack.whole import write_whole
+from keepstep.whole import write_whole
 
 _COMPILE = ("--generate-hashes", "--no-emit-index-url", "--quiet")
 
@@ -166,8 +166,8 @@ def _make(folder: Path, wanted: Wanted, say: Say) -> Stack:
     version = _check_torch(stack, found)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     stack = replace(stack, torch=version, made=made)
-    write_whole(folder / AT_CREATION, json.dumps(found))
-    write_whole(folder / STACK, json.dumps(to_json(stack)))
+    write_whole(folder / AT_CREATION, [json.dumps(found)])
+    write_whole(folder / STACK, [json.dumps(to_json(stack))])
     return stack
 
 
@@ -204,11 +204,11 @@ def _lock(folder: Path, wanted: Wanted, uv: Path, say: Say) -> Path:
     """Put what is to be installed into the stack's folder; return that file."""
     lock = folder / LOCK
     if wanted.lock is not None:
-        write_whole(lock, wanted.lock.read_text())
+        write_whole(lock, [wanted.lock.read_text()])
         return lock
     say(f"finding out what PyTorch {wanted.torch} needs")
     asked = folder / "requirements.in"
-    write_whole(asked, f"torch=={wanted.torch}\nnumpy\n")
+    write_whole(asked, [f"torch=={wanted.torch}\nnumpy\n"])
     run_uv(uv, "pip", "compile", *_COMPILE, "--python", sys.executable, asked, "-o", lock)
     return lock
 
@@ -229,7 +229,7 @@ def _check_torch(stack: Stack, found: dict[str, Any]) -> str:
 
 
 def _write_launcher(path: Path, stack: Stack) -> None:
-    write_whole(path, f'#!/bin/sh\nexec {shlex.join(stack.command())} "$@"\n')
+    write_whole(path, [f'#!/bin/sh\nexec {shlex.join(stack.command())} "$@"\n'])
     path.chmod(0o755)
 
 
