@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from keepstep.canary.plan import Plan
 from keepstep.canary.processes import Processes
 from keepstep.canary.record import Outcome, RankRecord, RunRecord
 from keepstep.canary.schedule import Turn
+from keepstep.canary.torchrun import free_port, torchrun_variables
 from keepstep.stack.exposed import exposed
 from keepstep.stack.named import Stack
 
@@ -67,10 +67,14 @@ def run_cell(
     own = {**stack.variables, **cell.variables}
     started, begin = datetime.now(UTC), time.monotonic()
     with Processes() as processes, contextlib.ExitStack() as files:
-        port = _free_port()
+        port = free_port()
         for rank in range(1 if launch else cell.world_size):
             output = files.enter_context(open(folder / f"output-{rank}.txt", "wb"))
-            variables = {**_machine_variables(cell), **_rank_variables(cell, rank, port), **own}
+            variables = {
+                **_machine_variables(cell),
+                **torchrun_variables(rank, cell.world_size, port),
+                **own,
+            }
             if launch:
                 variables = {**_machine_variables(cell), **own}
             processes.start(stack.command(*launch, *probed), variables, output, script.parent)
@@ -118,31 +122,10 @@ def _machine_variables(cell: Cell) -> dict[str, str]:
     return found
 
 
-def _rank_variables(cell: Cell, rank: int, port: int) -> dict[str, str]:
-    """Return torchrun's variables for one rank on one node."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(cell.world_size),
-        "LOCAL_WORLD_SIZE": str(cell.world_size),
-        "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
 def _is_passed(name: str) -> bool:
     if name.startswith(_NEVER):
         return False
     return name in _PASSED or name.startswith(_PASSED_PREFIXES)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _records(folder: Path, world_size: int) -> tuple[tuple[RankRecord, ...], list[str]]:

@@ -66,7 +66,7 @@ def _sentence(
         last = str(path[-1])
         return where + f"unknown key; wanted one of {', '.join(sorted(known))}{near(last, known)}"
     if error["type"] == "missing":
-        return where + "missing; it is needed"
+        return where + "missing; it is needed (a whole plan: keepstep rehearse --print-plan)"
     if error["type"] == "literal_error":
         wanted = error["ctx"]["expected"]
         choices = re.findall(r"'([^']*)'", wanted)
@@ -74,7 +74,9 @@ def _sentence(
             where + f"saw {error['input']!r}; wanted {wanted}{near(str(error['input']), choices)}"
         )
     wanted = error["msg"][0].lower() + error["msg"][1:]
-    return where + f"saw {error['input']!r}; wanted otherwise: {wanted}"
+    # Pydantic's own words, "input should be greater than or equal to 3", as the others are.
+    wanted = wanted.removeprefix("input should be ")
+    return where + f"saw {error['input']!r}; wanted {wanted}"
 
 
 # What pydantic puts into the path for the members of a union and for the keys of a table.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.canary.processes import Processes
+from keepstep.canary.torchrun import free_port
 from keepstep.drills.limits import Limits
-from keepstep.drills.surroundings import free_port, needs_gpu, rank_variables
+from keepstep.drills.surroundings import needs_gpu, rank_variables
 from keepstep.runtime.procfs import state_and_work
 from keepstep.stack.named import Stack
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from keepstep.canary.processes import Processes
 from keepstep.canary.record import RankRecord
-from keepstep.drills.surroundings import free_port, needs_gpu, rank_variables
+from keepstep.canary.torchrun import free_port
+from keepstep.drills.surroundings import needs_gpu, rank_variables
 from keepstep.stack.named import Stack
 
 RANKS = 2

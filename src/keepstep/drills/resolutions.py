@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.canary.processes import Processes
-from keepstep.drills.surroundings import free_port, needs_gpu, rank_variables
+from keepstep.canary.torchrun import free_port
+from keepstep.drills.surroundings import needs_gpu, rank_variables
 from keepstep.stack.named import Stack
 
 SCRIPT = Path(__file__).with_name("inside") / "resolved.py"

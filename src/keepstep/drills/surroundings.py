@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 from collections.abc import Mapping
 
+from keepstep.canary.torchrun import torchrun_variables
 from keepstep.stack.exposed import exposed
 from keepstep.stack.machine import NoDriverError, driver_and_gpus
 from keepstep.stack.named import Stack
@@ -37,14 +37,7 @@ def rank_variables(
     stack: Stack, *, rank: int, world_size: int, port: int, on_gpu: bool
 ) -> dict[str, str]:
     """Return the variables of one rank on this host, torchrun's among them."""
-    found = base_variables(stack) | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    found = base_variables(stack) | torchrun_variables(rank, world_size, port)
     if not on_gpu:
         return {**found, "CUDA_VISIBLE_DEVICES": ""}
     if world_size > len(gpus()):
@@ -72,12 +65,6 @@ def needs_gpu(backend: str) -> bool:
 def minor_of(stack: Stack) -> str:
     """Return the minor version of a stack's PyTorch, such as 2.15."""
     return ".".join(stack.torch.split("+")[0].split(".")[:2])
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def shown(variables: Mapping[str, str]) -> str:
