@@ -1,6 +1,6 @@
 """Measure recoveries with NCCL on one GPU: several ranks share the card, each a host to NCCL.
 
-    python docs/evidence/gpu-recovery/measure.py OUT.json [--repeats N] [--incidents DIR]
+    python docs/evidence/gpu/recovery/measure.py OUT.json [--repeats N] [--incidents DIR]
 
 Needs PyTorch 2.15 with CUDA and the ``keepstep`` command's module on the path. Each row is one
 ``keepstep run`` of jobs/bytelm.py; results are written after every run. With ``--incidents DIR``

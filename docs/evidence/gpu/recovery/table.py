@@ -1,6 +1,6 @@
-"""Print the table of docs/evidence/gpu-recovery/README.md from results.json.
+"""Print the table of docs/evidence/gpu/recovery/README.md from results.json.
 
-python docs/evidence/gpu-recovery/table.py docs/evidence/gpu-recovery/results.json
+python docs/evidence/gpu/recovery/table.py docs/evidence/gpu/recovery/results.json
 """
 
 from __future__ import annotations
