@@ -26,6 +26,7 @@ from keepstep.stack.named import Stack
 GRACE_S = 10.0  # for the other ranks when one has failed: their own errors are evidence
 TAIL = 4000  # characters of output that a record keeps
 _SHARED_MEMORY = Path("/dev/shm")
+_MARK = "mark"  # of the run's processes, while they run
 
 # What a rank may know of the machine; everything else a cell or a stack names, so that two people
 # who rehearse the same plan run the same thing.
@@ -58,6 +59,7 @@ def run_cell(
         folder: For records and output of the ranks; emptied first.
         turn: Which run of the rehearsal it is.
     """
+    _end_interrupted(folder / _MARK)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     given = arguments(plan, cell, str(folder / "checkpoint"))
@@ -67,6 +69,7 @@ def run_cell(
     own = {**stack.variables, **cell.variables}
     started, begin = datetime.now(UTC), time.monotonic()
     with Processes() as processes, contextlib.ExitStack() as files:
+        (folder / _MARK).write_text(processes.mark)
         port = free_port()
         for rank in range(1 if launch else cell.world_size):
             output = files.enter_context(open(folder / f"output-{rank}.txt", "wb"))
@@ -82,6 +85,7 @@ def run_cell(
         left = processes.left_over() if ended else []
         codes = [each.poll() for each in processes.started]
         processes.kill()
+        (folder / _MARK).unlink(missing_ok=True)
         pids = [each.pid for each in processes.started]
     ranks, unreadable = _records(folder, cell.world_size)
     outcome, reason = _outcome(cell, ended, codes, ranks, plan.limits.run_s)
@@ -103,6 +107,13 @@ def run_cell(
         leftovers=(*left, *_left_in_memory(pids)),
         output_tail=_tail(folder, codes),
     )
+
+
+def _end_interrupted(mark: Path) -> None:
+    """End what a run left behind that was itself killed, and so could not."""
+    with contextlib.suppress(OSError):
+        if found := mark.read_text():
+            Processes(mark=found).kill()
 
 
 def _planted(plan: Plan, cell: Cell) -> list[str]:
@@ -134,6 +145,9 @@ def _records(folder: Path, world_size: int) -> tuple[tuple[RankRecord, ...], lis
     for rank in range(world_size):
         path = folder / f"rank-{rank}.json"
         try:
+            if path.exists() and not path.is_file():  # a pipe would be waited for for ever
+                missing.append(f"the record of rank {rank} is no file")
+                continue
             found.append(RankRecord.model_validate_json(path.read_bytes()))
         except FileNotFoundError:
             missing.append(f"rank {rank} left no record")
@@ -183,5 +197,9 @@ def _names_one_of(name: str, pids: Sequence[int]) -> bool:
 def _tail(folder: Path, codes: Sequence[int | None]) -> str:
     """Return the end of the output of the first rank that failed, else of rank 0."""
     rank = next((rank for rank, code in enumerate(codes) if code), 0)
-    data = (folder / f"output-{rank}.txt").read_bytes()
-    return data[-TAIL:].decode(errors="replace")
+    try:
+        with open(folder / f"output-{rank}.txt", "rb") as file:  # it may be larger than the memory
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            return file.read(TAIL).decode(errors="replace")
+    except FileNotFoundError:
+        return "(the job removed its output)"

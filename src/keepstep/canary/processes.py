@@ -17,6 +17,7 @@ from typing import IO
 from keepstep.runtime.store import die_with_parent
 
 MARK = "KEEPSTEP_RUN"  # in the environment of every process of a run, its children included
+_LONGEST_S = 3600.0  # one wait of select, which refuses what no clock can hold
 _TIDY_S = 1.0  # for helpers of a process that has ended (resource trackers) to end as well
 
 
@@ -67,7 +68,7 @@ class Processes:
         deadline = time.monotonic() + (min(limit_s, grace_s) if any(ended) else limit_s)
         try:
             while open_ones and (left := deadline - time.monotonic()) > 0:
-                for descriptor in select.select(list(open_ones), [], [], left)[0]:
+                for descriptor in select.select(list(open_ones), [], [], min(left, _LONGEST_S))[0]:
                     if open_ones[descriptor].wait() != 0:
                         deadline = min(deadline, time.monotonic() + grace_s)
                     os.close(descriptor)

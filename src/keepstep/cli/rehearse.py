@@ -15,6 +15,7 @@ from keepstep.canary.matrix import cells, runnable
 from keepstep.canary.plan import Plan, default_plan, default_text, read_plan
 from keepstep.canary.verdict import Verdict
 from keepstep.exit_codes import ExitCode
+from keepstep.incident.answer import printable
 from keepstep.receipt.keys import default_key
 from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
@@ -76,7 +77,7 @@ def rehearse(
     Results are on disk after every run: the same command goes on after an interruption.
     """
     try:
-        text = plan.read_text(encoding="utf-8") if plan else default_text()
+        text = _text_of(plan) if plan else default_text()
         if print_plan:
             print(text, end="")
             return ExitCode.PASS
@@ -95,10 +96,15 @@ def rehearse(
         return _run(request, out, json_wanted)
     except ValueError as error:
         return _told(error, ExitCode.USAGE)
-    except FileNotFoundError as error:
-        return _told(error, ExitCode.USAGE)
     except OSError as error:
         return _told(f"{error}; what was run is kept: the same command goes on", _INFRASTRUCTURE)
+
+
+def _text_of(plan: Path) -> str:
+    try:
+        return plan.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{plan}: {error.strerror}; wanted a plan in TOML") from None
 
 
 def _run(request: Request, out: Path, json_wanted: bool) -> ExitCode:
@@ -141,7 +147,8 @@ def _listed(plan: Plan) -> list[str]:
 
 
 def _say(text: str) -> None:
-    print(f"keepstep: {text}", file=sys.stderr, flush=True)
+    lines = [printable(line) for line in text.split("\n")]  # a job's words may be in it
+    print("keepstep: " + "\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _told(error: object, code: ExitCode) -> ExitCode:

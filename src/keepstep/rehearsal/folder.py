@@ -139,7 +139,7 @@ def only_one(folder: Path) -> Iterator[Folder]:
             raise OtherRehearsalError(
                 f"{folder}: another rehearsal is at work in it; wait for it, or use --out DIR"
             ) from None
-        yield Folder(folder)
+        yield Folder(folder.absolute())  # ranks and drills work in other folders
 
 
 def file_name(name: str) -> str:
