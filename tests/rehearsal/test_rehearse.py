@@ -134,6 +134,7 @@ def test_a_plan_that_cannot_be_meant_is_refused_before_anything_runs(
     assert rehearse(plan, tmp_path / "out") == ExitCode.USAGE
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out" / "runs").exists()
+    assert not (tmp_path / "out" / "plan.toml").exists(), "the mended plan may have the folder"
 
 
 def test_the_list_of_cells_runs_nothing(

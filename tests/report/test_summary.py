@@ -8,7 +8,7 @@ import pytest
 
 from keepstep.canary.cell import Role
 from keepstep.canary.verdict import Control, SoftResult, Verdict
-from keepstep.report.model import CellResult, NotRun, Rehearsal
+from keepstep.report.model import OVER, CellResult, NotRun, Rehearsal
 from keepstep.report.steps import steps
 from keepstep.report.summary import gaps, sentence, verdict_of
 from tests.report.rehearsals import (
@@ -51,6 +51,20 @@ def test_a_machine_without_a_gpu_decides_nothing() -> None:
         "another machine" in step.text and NO_GPU in step.text for step in steps(passing())
     ) is (False)
     assert any(NO_GPU in step.text for step in steps(inconclusive()))
+
+
+def test_what_only_lacked_time_asks_for_the_same_command_and_no_other_machine() -> None:
+    late = NotRun(what="mine/2.15/gloo", proves="it trains the same", why=OVER)
+    whole = with_gaps(passing(), (late,))
+    assert "1 more was not begun in this sitting" in sentence(whole)
+    assert "on this machine" not in sentence(whole)
+    said = [step.text for step in steps(whole)]
+    assert any(text.startswith("start the same command again") for text in said)
+    assert not any("another machine" in text for text in said)
+
+
+def with_gaps(whole: Rehearsal, not_run: tuple[NotRun, ...]) -> Rehearsal:
+    return whole.model_copy(update={"not_run": not_run})
 
 
 def test_what_failed_is_named_in_the_sentence() -> None:

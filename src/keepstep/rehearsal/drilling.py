@@ -14,8 +14,8 @@ from keepstep.drills.replace import replace
 from keepstep.drills.restore import restore
 from keepstep.drills.rollback import rollback
 from keepstep.rehearsal.folder import Folder
-from keepstep.rehearsal.sitting import OVER, never
-from keepstep.report.model import NotRun
+from keepstep.rehearsal.sitting import never
+from keepstep.report.model import OVER, NotRun
 from keepstep.stack.named import Stack
 
 Say = Callable[[str], None]

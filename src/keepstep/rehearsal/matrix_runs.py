@@ -14,7 +14,8 @@ from keepstep.canary.plan import Plan
 from keepstep.canary.record import Outcome, RunRecord
 from keepstep.canary.schedule import Turn, schedule
 from keepstep.rehearsal.folder import Folder
-from keepstep.rehearsal.sitting import OVER, never
+from keepstep.rehearsal.sitting import never
+from keepstep.report.model import OVER
 from keepstep.stack.named import Stack
 
 Say = Callable[[str], None]

@@ -18,9 +18,9 @@ from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.matrix_runs import Runs, run_matrix
 from keepstep.rehearsal.scripts import script_of
 from keepstep.rehearsal.seal import Seal
-from keepstep.rehearsal.sitting import OVER, over_after
+from keepstep.rehearsal.sitting import over_after
 from keepstep.rehearsal.stacks import live_facts, prepare
-from keepstep.report.model import ReceiptFile, Rehearsal
+from keepstep.report.model import OVER, ReceiptFile, Rehearsal
 
 Say = Callable[[str], None]
 
@@ -57,6 +57,8 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
     scripts = {name: script_of(plan, name) for name in plan.jobs}
     machine = this_machine()
     stacks = prepare(plan, say)
+    # Only now: a plan that cannot be used must not keep the folder from the mended one.
+    folder.write_head(head, request.text)
     matrix = cells(plan)
     runs = run_matrix(
         plan,
@@ -123,17 +125,14 @@ def _runs(count: int) -> str:
 
 
 def _head(request: Request, folder: Folder) -> Head:
-    """Return what the folder is about, or make it about this plan."""
+    """Return what the folder is about; nothing is written."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     wanted, head = digest(request.text), folder.read_head()
     if head is None:
-        head = Head(plan_sha256=wanted, started=now, keepstep=__version__)
-    elif head.plan_sha256 != wanted:
+        return Head(plan_sha256=wanted, started=now, keepstep=__version__)
+    if head.plan_sha256 != wanted:
         raise OtherRehearsalError(
             f"{folder.path}: it holds a rehearsal of another plan (plan.toml in it); wanted a new "
             "folder: --out DIR"
         )
-    else:
-        head = head.model_copy(update={"resumed": (*head.resumed, now)})
-    folder.write_head(head, request.text)
-    return head
+    return head.model_copy(update={"resumed": (*head.resumed, now)})

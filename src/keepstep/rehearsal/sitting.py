@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-OVER = "the time of this sitting was over (--minutes); the same command goes on"
-
 
 def never() -> bool:
     """Return that there is time."""

@@ -11,6 +11,9 @@ from keepstep.canary.facts import Facts
 from keepstep.canary.verdict import CellVerdict, Judgement, Verdict
 from keepstep.drills.record import DrillRecord
 
+# Why something was not run that needs nothing but another sitting on the same machine.
+OVER = "the time of this sitting was over (--minutes); the same command goes on"
+
 
 class Machine(Facts):
     """Where it ran."""
@@ -85,11 +88,16 @@ class OpenDifference(Facts):
 
 
 class NotRun(Facts):
-    """A cell or drill that this machine could not run."""
+    """A cell or drill that was not run, for want of a machine or of time."""
 
     what: str  # the id of the cell or the name of the drill
     proves: str  # what it was to prove, in one clause
     why: str
+
+    @property
+    def for_time(self) -> bool:
+        """Whether time was all that it lacked: the same command on this machine runs it."""
+        return self.why == OVER
 
 
 class ReceiptFile(Facts):

@@ -20,5 +20,5 @@ MEANING = {
     Verdict.PASS: "proven",
     Verdict.FAIL: "failed",
     Verdict.INCONCLUSIVE: "no answer: evidence is missing, or the noise is too large",
-    Verdict.NOT_RUN: "not run: this machine cannot",
+    Verdict.NOT_RUN: "not run: this machine cannot, or its time was over",
 }

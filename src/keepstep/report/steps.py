@@ -13,6 +13,7 @@ MOST = 8  # that a reader is asked to take in; the others are with what they are
 
 _SLOWER = "Compare the receipt with that of the reference: keepstep receipt diff A B"
 _NOISE = "Make the machine quieter or the margin wider: more pairs would not give an answer"
+_AGAIN = "start the same command again: it goes on where it stopped"
 _DONE = "Sign below, and keep the old stack until no checkpoint needs it"
 
 
@@ -30,7 +31,8 @@ def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS):
         for about, text in _asked(rehearsal, verdict):
             asked.setdefault(text, []).append(about)
-    for text in (*rehearsal.next, *_elsewhere(rehearsal.not_run)):
+    late = [_AGAIN] if any(each.for_time for each in rehearsal.not_run) else []
+    for text in (*late, *rehearsal.next, *_elsewhere(rehearsal.not_run)):
         asked.setdefault(text, [])
     if verdict_of(rehearsal) is Verdict.PASS:
         asked.setdefault(_DONE, [])
@@ -90,6 +92,8 @@ def _elsewhere(not_run: Iterable[NotRun]) -> Iterator[str]:
     """Yield that the plan is to be run elsewhere as well, with what this machine lacks."""
     counts: dict[str, int] = {}
     for each in not_run:
+        if each.for_time:
+            continue  # the same command on the same machine runs it
         counts[each.why] = counts.get(each.why, 0) + 1
     if counts:
         reasons = "; ".join(f"{why} ({count} not run)" for why, count in counts.items())

@@ -101,8 +101,11 @@ def _open(rehearsal: Rehearsal) -> list[str]:
     if unknown:
         verb = "has" if len(unknown) == 1 else "have"
         parts.append(f"{_named_or_counted(unknown)} {verb} no answer")
-    if rehearsal.not_run:
-        parts.append(f"{len(rehearsal.not_run)} more could not be run on this machine")
+    late = sum(each.for_time for each in rehearsal.not_run)
+    if late < len(rehearsal.not_run):
+        parts.append(f"{len(rehearsal.not_run) - late} more could not be run on this machine")
+    if late:
+        parts.append(f"{late} more {'was' if late == 1 else 'were'} not begun in this sitting")
     if not rehearsal.drills:
         parts.append("no drill was run")
     if rehearsal.checkpoint is None:
