@@ -138,6 +138,13 @@ def test_an_unknown_stack_is_said_with_those_there_are(
     assert "there is no stack nwe (there is: new); make it: keepstep stack create nwe" in said
 
 
+def test_a_version_without_its_last_number_is_asked_about(run: Run) -> None:
+    create("2.14.1", torch="2.14.1")
+    code, _, said = run("show", "2.14")
+    assert code == 2
+    assert "there is no stack 2.14 (there is: 2.14.1); did you mean 2.14.1?" in said
+
+
 def test_no_output_holds_what_is_not_on_the_list(
     stack: Stack, run: Run, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:

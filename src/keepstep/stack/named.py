@@ -137,6 +137,8 @@ def _unknown(name: str) -> str:
     there = ", ".join(stack.name for stack in all_stacks()) or "none"
     version = name if re.fullmatch(r"\d+\.\d+\.\d+", name) else "2.15.0"
     text = f"there is no stack {name} (there is: {there})"
+    if full := [stack.name for stack in all_stacks() if stack.name.startswith(f"{name}.")]:
+        return f"{text}; did you mean {full[-1]}?"
     if name in unfinished_stacks():
         text = f"the stack {name} was never finished"
     return f"{text}; make it: keepstep stack create {name} --torch {version}"
