@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.canary.verdict import Verdict
 from keepstep.cli import receipt_verify
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
@@ -260,6 +261,18 @@ def test_every_kind_can_be_shown(
     assert "hang/2.15/gloo: pass: rank 1 was held" in out
     assert "rehearsal of default.toml: pass" in out
     assert "14 cells, 4 drills, 1 receipt" in out
+
+
+def test_the_verdict_of_a_rehearsal_is_that_of_its_drills_too(
+    folder: Path, own: SigningKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *rest = passing().drills
+    failed = first.model_copy(update={"verdict": Verdict.FAIL})
+    found = passing().model_copy(update={"drills": (failed, *rest)})
+    path = folder / "rehearsal.json"
+    path.write_bytes(sealed(found.model_dump(mode="json"), kind="rehearsal", key=own))
+    assert execute(["receipt", "show", str(path)]) == ExitCode.PASS
+    assert "rehearsal of default.toml: fail: Do not move" in capsys.readouterr().out
 
 
 def test_what_is_not_verified_is_shown_as_such(

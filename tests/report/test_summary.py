@@ -63,6 +63,14 @@ def test_what_only_lacked_time_asks_for_the_same_command_and_no_other_machine() 
     assert not any("another machine" in text for text in said)
 
 
+def test_a_plan_without_the_ways_back_is_never_ready() -> None:
+    some = tuple(drill for drill in drills() if drill.name.startswith(("hang", "replace")))
+    whole = passing().model_copy(update={"drills": some})
+    assert verdict_of(whole) is Verdict.INCONCLUSIVE
+    assert "the plan leaves out the ways back (rollback and restore)" in sentence(whole)
+    assert any(step.text.startswith("Put rollback and restore into") for step in steps(whole))
+
+
 def with_gaps(whole: Rehearsal, not_run: tuple[NotRun, ...]) -> Rehearsal:
     return whole.model_copy(update={"not_run": not_run})
 
@@ -114,7 +122,7 @@ def test_one_number_of_pairs_does_for_all_that_is_too_noisy() -> None:
 
 def test_what_passed_may_leave_something_to_do_after_the_rest() -> None:
     debt = drills()[1].model_copy(update={"next": "name who may pull the lever"})
-    found = steps(rehearsal(drills=(debt, drills()[0])))
+    found = steps(rehearsal(drills=(drills()[0], debt, *drills()[2:])))
     assert found[0].text == "name who may pull the lever"
     assert found[-1].text.startswith("Sign below")
 

@@ -21,6 +21,7 @@ from keepstep.receipt.sealed import Receipt, read_unverified
 from keepstep.receipt.statement import time_text
 from keepstep.report.model import Rehearsal
 from keepstep.report.records import CellRecords, read_records
+from keepstep.report.summary import sentence, verdict_of
 
 _LIBRARY = "library."
 
@@ -135,7 +136,7 @@ def _records(receipt: Receipt) -> list[str]:
         return _drill(found)
     assert isinstance(found, Rehearsal), "the third of three kinds"
     return [
-        f"rehearsal of {found.plan}: {found.judgement.verdict.value}: {found.judgement.sentence}",
+        f"rehearsal of {found.plan}: {verdict_of(found).value}: {sentence(found)}",
         f"{many(len(found.cells), 'cell')}, {many(len(found.drills), 'drill')}, "
         f"{many(len(found.receipts))} of them",
     ]

@@ -29,7 +29,8 @@ def value_text(value: float | None, unit: str) -> str:
         return seconds_text(value)
     if unit in ("bytes", "B"):
         return bytes_text(value)
-    return f"{value:,.4g} {unit}".rstrip()
+    digits = ",.0f" if abs(value) >= 1e4 else ",.4g"
+    return f"{value:{digits}} {unit}".rstrip()
 
 
 def bytes_text(count: float) -> str:

@@ -79,7 +79,7 @@ def not_run(rehearsal: Rehearsal) -> Markup:
         "What was not run",
         table("Not run", heads, rows, kind="not-run")
         if rows
-        else soft_text("Everything in the plan was run."),
+        else soft_text("Every cell and drill of the plan was begun."),
         joined(tag("h3", "Open after the matrix"), tag("ul", judged_open)) if judged_open else None,
         joined(tag("h3", "What no machine of this kind can prove"), tag("ul", never))
         if never

@@ -11,6 +11,7 @@ from keepstep.report.figures import seconds_text, sentence_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import Rehearsal
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
+from keepstep.report.summary import WHOSE_JOBS
 
 _MOST_ROWS = 16  # of a table of facts; the receipt has all
 _LONGEST = 600  # characters of one value
@@ -28,6 +29,7 @@ def drills(rehearsal: Rehearsal) -> Markup:
     return section(
         "drills",
         "The drills",
+        soft_text(WHOSE_JOBS),
         [_drill(each, receipts.get(each.name, "")) for each in rehearsal.drills],
     )
 

@@ -50,4 +50,15 @@ def _what_is_signed(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Markup:
     receipt = tag("div", tag("dt", "Receipt"), tag("dd", f"{sealed.file}, sha256 {sealed.sha256}"))
     command = tag("code", f"keepstep receipt verify {sealed.file}")
     verify = tag("div", tag("dt", "Verified by"), tag("dd", command))
-    return tag("dl", receipt, plan, verify, class_="signed mono")
+    show = tag("code", f"keepstep receipt show {sealed.file}")
+    return tag(
+        "div",
+        tag("dl", receipt, plan, verify, class_="signed mono"),
+        tag(
+            "p",
+            "The receipts are signed, this page is not: compare it with what is printed by ",
+            show,
+            " before you sign it.",
+            class_="soft",
+        ),
+    )

@@ -7,7 +7,7 @@ from keepstep.report.figures import count_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids, role_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import CellResult, Rehearsal
-from keepstep.report.page_measured import anchor, soft_table
+from keepstep.report.page_measured import HOW_TO_READ, anchor, soft_table
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
 from keepstep.report.signs import CLASS, MEANING
 from keepstep.report.summary import verdict_of_cell
@@ -15,6 +15,8 @@ from keepstep.report.summary import verdict_of_cell
 
 def matrix(rehearsal: Rehearsal) -> Markup:
     """Return all cells at a glance, and those that did not pass in full."""
+    reading = [cell for cell in rehearsal.cells if _needs_reading(cell)]
+    compared = any(cell.verdict and cell.verdict.soft for cell in reading)
     return section(
         "matrix",
         "The matrix",
@@ -22,7 +24,8 @@ def matrix(rehearsal: Rehearsal) -> Markup:
         [_grid(grid) for grid in grids(rehearsal)],
         _legend(),
         _controls(rehearsal),
-        [_trouble(cell) for cell in rehearsal.cells if _needs_reading(cell)],
+        soft_text(HOW_TO_READ) if compared else None,
+        [_trouble(cell) for cell in reading],
     )
 
 

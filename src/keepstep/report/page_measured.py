@@ -18,6 +18,12 @@ from keepstep.report.strip import strip
 from keepstep.report.summary import verdict_of_cell
 
 _ASIDE = "informative"  # it decides nothing
+HOW_TO_READ = (
+    "Changes are means over neighbouring runs, this cell over its reference: above zero is worse, "
+    "also of throughput. The two columns before are medians of all runs; where runs vary much, "
+    "they need not agree. The bar is the interval; right of the dashed line is worse than the "
+    "margin allows."
+)
 _SHORT = 11  # characters, that fit in a column of the table of metrics
 
 
@@ -35,10 +41,7 @@ def measured(rehearsal: Rehearsal) -> Markup | None:
     return section(
         "measured",
         "Measurements of the cells that passed",
-        soft_text(
-            "Ratios are of neighbouring runs, this cell over its reference: above zero is worse. "
-            "The bar is the interval; right of the dashed line is worse than the margin allows."
-        ),
+        soft_text(HOW_TO_READ),
         [_cell(cell) for cell in cells],
     )
 

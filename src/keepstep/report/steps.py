@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from keepstep.canary.facts import Facts
 from keepstep.canary.verdict import CellVerdict, SoftResult, Verdict
 from keepstep.report.model import NotRun, Rehearsal
-from keepstep.report.summary import listed, verdict_of
+from keepstep.report.summary import left_out, listed, verdict_of
 
 MOST = 8  # that a reader is asked to take in; the others are with what they are about
 
 _SLOWER = "Compare the receipt with that of the reference: keepstep receipt diff A B"
 _NOISE = "Make the machine quieter or the margin wider: more pairs would not give an answer"
+_NEW = "a changed plan needs a new folder: --out DIR"
 _AGAIN = "start the same command again: it goes on where it stopped"
 _DONE = "Sign below, and keep the old stack until no checkpoint needs it"
 
@@ -32,7 +33,8 @@ def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
         for about, text in _asked(rehearsal, verdict):
             asked.setdefault(text, []).append(about)
     late = [_AGAIN] if any(each.for_time for each in rehearsal.not_run) else []
-    for text in (*late, *rehearsal.next, *_elsewhere(rehearsal.not_run)):
+    back = [_with(left_out(rehearsal))] if left_out(rehearsal) else []
+    for text in (*late, *back, *rehearsal.next, *_elsewhere(rehearsal.not_run)):
         asked.setdefault(text, [])
     if verdict_of(rehearsal) is Verdict.PASS:
         asked.setdefault(_DONE, [])
@@ -84,8 +86,16 @@ def _about_metrics(
 
 def _about_noise(soft: SoftResult, wanted: int) -> str:
     if soft.pairs_wanted:
-        return f"Set pairs = {wanted} in the plan: with fewer the noise allows no answer"
+        return f"Set pairs = {wanted} in the plan ({_NEW}): with fewer the noise allows no answer"
     return _NOISE if soft.noise is not None else f"Find out why {soft.metric} was not measured"
+
+
+def _with(missing: list[str]) -> str:
+    """Say how the drills that a plan leaves out come into it."""
+    return (
+        f"Put {listed(missing)} into drills in the plan, and a job that saves into saving_job "
+        f"({_NEW})"
+    )
 
 
 def _elsewhere(not_run: Iterable[NotRun]) -> Iterator[str]:

@@ -12,6 +12,13 @@ _SAYS_NOTHING = frozenset(
     {Role.REFERENCE, Role.SAME, Role.SLOWER, Role.FASTER, Role.SEPARATOR},
 )
 
+_WAYS_BACK = ("rollback", "restore")  # drills without which nothing is known of a way back
+
+WHOSE_JOBS = (
+    "Hang and replace start small jobs that come with keepstep, on the stacks of the plan; "
+    "rollback and restore start the plan's saving_job."
+)
+
 
 class Gap(Facts):
     """Something that is open because of what this machine is, with all that it concerns."""
@@ -32,7 +39,8 @@ def verdict_of(rehearsal: Rehearsal) -> Verdict:
     found.append(rehearsal.checkpoint.verdict if rehearsal.checkpoint else Verdict.NOT_RUN)
     parts = [verdict_of_cell(cell) for cell in rehearsal.cells]
     parts += [control.verdict for control in judgement.controls]
-    if set(parts) - {Verdict.PASS} or not rehearsal.drills or rehearsal.not_run:
+    open_parts = not rehearsal.drills or rehearsal.not_run or left_out(rehearsal)
+    if set(parts) - {Verdict.PASS} or open_parts:
         found.append(Verdict.INCONCLUSIVE)
     return worst(found)
 
@@ -59,6 +67,13 @@ def gaps(rehearsal: Rehearsal) -> tuple[Gap, ...]:
     return tuple(
         Gap(proves=proves, why=why, what=tuple(what)) for (proves, why), what in grouped.items()
     )
+
+
+def left_out(rehearsal: Rehearsal) -> list[str]:
+    """Return the drills of the ways back that the plan does not have, where it has others."""
+    names = [drill.name for drill in rehearsal.drills] + [gap.what for gap in rehearsal.not_run]
+    kinds = {name.partition("/")[0] for name in names}
+    return [kind for kind in _WAYS_BACK if kind not in kinds] if rehearsal.drills else []
 
 
 def verdict_of_cell(cell: CellResult) -> Verdict:
@@ -108,6 +123,8 @@ def _open(rehearsal: Rehearsal) -> list[str]:
         parts.append(f"{late} more {'was' if late == 1 else 'were'} not begun in this sitting")
     if not rehearsal.drills:
         parts.append("no drill was run")
+    if missing := left_out(rehearsal):
+        parts.append(f"the plan leaves out the ways back ({listed(missing)})")
     if rehearsal.checkpoint is None:
         parts.append("nobody asked which checkpoint the old stack can read")
     return parts

@@ -17,7 +17,7 @@ from keepstep.report.grid import Block, Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
 from keepstep.report.signs import SIGN
 from keepstep.report.steps import steps
-from keepstep.report.summary import gaps, sentence, verdict_of, verdict_of_cell
+from keepstep.report.summary import WHOSE_JOBS, gaps, sentence, verdict_of, verdict_of_cell
 
 _STYLE = {
     Verdict.PASS: "green",
@@ -73,6 +73,8 @@ def _parts(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Iterator[Rendera
     yield from _controls(rehearsal)
     yield from _trouble(rehearsal)
     yield _head("The drills")
+    if rehearsal.drills:
+        yield _indented(WHOSE_JOBS)
     yield from _drills(rehearsal)
     yield _head("The boundary: what can be switched back, and until when")
     for row in rehearsal.boundary:
@@ -202,14 +204,14 @@ def _open(rehearsal: Rehearsal) -> Iterator[RenderableType]:
     yield _head("What was not run")
     for gap in gaps(rehearsal):
         yield _line(Verdict.NOT_RUN, gap.proves, f"{gap.why} ({_shortened(gap.what)})")
+    if not rehearsal.not_run:
+        yield _indented("every cell and drill of the plan was begun")
     for line in rehearsal.unprovable:
         yield _indented(f"no machine of this kind can prove {line}")
-    if not rehearsal.not_run:
-        yield _indented("nothing")
     yield _head("What ran")
     for stack in rehearsal.stacks:
         facts = ", ".join(f"{name} {value}" for name, value in stack.facts.items())
-        yield _indented(f"{stack.name}: PyTorch {stack.torch}; {facts}")
+        yield _indented(f"{stack.name}: PyTorch {stack.torch}{'; ' if facts else ''}{facts}")
     yield _indented(f"{rehearsal.machine.host}, {seconds_text(rehearsal.seconds)} of work")
     for note in rehearsal.notes:
         yield _indented(note)

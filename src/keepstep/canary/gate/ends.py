@@ -117,7 +117,7 @@ def _no_run_ended(case: Case, gate: str, bad: set[Outcome], wanted: str, mend: s
     if problems or len(others) < case.plan.pairs:
         return settle(case, gate, problems, seen="", wanted=wanted, mend=mend)
     return GateResult(
-        gate=gate, verdict=Verdict.PASS, seen=f"0 of {len(others)} runs", wanted=wanted
+        gate=gate, verdict=Verdict.PASS, seen=f"{len(others)} of {len(others)} runs", wanted=wanted
     )
 
 
