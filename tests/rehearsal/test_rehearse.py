@@ -117,6 +117,11 @@ def test_a_folder_of_another_plan_is_refused(
     assert not (out / "runs").exists()
 
 
+def test_a_file_is_no_folder_for_results(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rehearse(plan, plan) == ExitCode.USAGE
+    assert "wanted a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -124,6 +129,7 @@ def test_a_folder_of_another_plan_is_refused(
         ('"2.15" = "2.15.0"', '"2.15" = "latest"', "latest"),
         ("@jobs/data_parallel.py", "@jobs/data_paralel.py", "data_paralel"),
         ('script = "@jobs/data_parallel.py"', 'script = "missing.py"', "missing.py"),
+        ('"{backend}"', '"{bakend}"', "Did you mean 'backend'?"),
     ],
 )
 def test_a_plan_that_cannot_be_meant_is_refused_before_anything_runs(

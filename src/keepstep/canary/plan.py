@@ -5,6 +5,7 @@ A plan is one page of TOML. ``default_plan()`` is a good first one and shows eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +20,7 @@ from keepstep.canary.plan_text import PlanError, near, parse
 Drill = Literal["hang", "rollback", "restore", "replace"]
 Margin = Annotated[float, Field(gt=0, lt=1)] | Literal["informative"]
 
+_PLACES = ("backend", "seed", "checkpoint")  # filled in, in the arguments of a job
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of what becomes a part of a cell's id
 Name = Annotated[str, Field(pattern=_NAME)]
 
@@ -157,6 +159,8 @@ class Plan(Facts):
     def _rules_are_whole(self) -> Plan:
         if "restore" in self.drills or "rollback" in self.drills:
             _known(self.jobs, saving_job=self.saving_job)
+        for name, its in self.jobs.items():
+            _filled_in(f"jobs.{name}.arguments", its.arguments)
         if self.parity.tolerance and not self.parity.reason:
             raise Unfit("parity.reason", "wanted why losses may differ, as tolerance is not 0")
         for number, more in enumerate(self.beside):
@@ -235,6 +239,15 @@ def _found(script: str, folder: Path, job: str, path: Path) -> str:
             "@jobs/NAME for a job that comes with keepstep"
         )
     return str(whole)
+
+
+def _filled_in(key: str, arguments: Iterable[str]) -> None:
+    """Refuse what looks like a place to fill in, mistyped: the job would get it as it stands."""
+    for found in re.findall(r"\{(\w+)\}", " ".join(arguments)):
+        if found not in _PLACES and (meant := near(found, _PLACES)):
+            raise Unfit(
+                key, f"saw '{{{found}}}'; wanted {{backend}}, {{seed}} or {{checkpoint}}{meant}"
+            )
 
 
 def _known(names: Iterable[str], **asked: str | tuple[str, ...]) -> None:

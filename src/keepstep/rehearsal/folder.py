@@ -125,7 +125,10 @@ def only_one(folder: Path) -> Iterator[Folder]:
     Raises:
         OtherRehearsalError: Another process has it, or it holds something else.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OtherRehearsalError(f"{folder}: it is or lies in a file; wanted a folder") from None
     names = {entry.name for entry in folder.iterdir()} - {LOCK}
     if names and HEAD not in names:
         raise OtherRehearsalError(
