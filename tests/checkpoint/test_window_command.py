@@ -16,9 +16,11 @@ from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.ledger import ledger_of
 from keepstep.checkpoint.store import open_store
 from keepstep.checkpoint.testload import environment_of as real_environment_of
+from keepstep.cli import checkpoint_window
 from keepstep.cli.checkpoint_answer import size_text
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
+from keepstep.stack.named import Stack
 from tests.checkpoint.conftest import DATA
 from tests.checkpoint.runs import TOMORROW, Run, content, run
 
@@ -124,11 +126,68 @@ def test_a_copy_is_the_way_back_when_the_run_has_none(run: Run, capsys: Capture)
     run.save(200, version="2.15.0")
     code, out, _ = call(capsys, "status", str(run.path), "--for", "2.14")
     assert code == ExitCode.PASS
-    assert out.splitlines()[1] == f"  it can read the newer copy {run.copies / 'step-100'}"
+    assert out.splitlines()[:3] == [
+        f"{run.path}: PyTorch 2.14 can go back to step-100, 100 steps behind",
+        f"  of which there is the copy {run.copies / 'step-100'}; "
+        "the run itself has none that it can read",
+        "  the newest is step-200",
+    ]
     shutil.rmtree(run.path / "step-200")
     code, _, err = call(capsys, "status", str(run.path), "--for", "2.14")
     assert code == ExitCode.FAIL
     assert f"There is a copy that PyTorch 2.14 can read: {run.copies / 'step-100'}" in err
+
+
+def test_a_copy_newer_than_the_run_is_the_answer_with_its_test_load(
+    run: Run, capsys: Capture
+) -> None:
+    run.save(100, 200)
+    run.test_load(200)
+    root = str(run.path)
+    call(capsys, "protect", root, *OPEN)
+    shutil.rmtree(run.path / "step-200")
+    run.save(700, version="2.15.0")
+    code, out, _ = call(capsys, "status", root, "--for", "2.14")
+    copy = run.copies / "step-200"
+    assert (code, out.splitlines()[:2]) == (
+        ExitCode.PASS,
+        [
+            f"{root}: PyTorch 2.14 can go back to step-200, 500 steps behind",
+            f"  of which there is the copy {copy}; the run itself has only step-100",
+        ],
+    )
+    assert "never test-loaded" not in out
+    assert "pass (the ledger says so; it is unchanged since)" in out
+    code, found = call_json(capsys, "status", root, "--for", "2.14")
+    assert (found["behind"], found["newer_copy"]) == (500, str(copy))
+    assert (found["test_load"]["verdict"], found["test_load"]["stale"]) == ("pass", [])
+    metadata = copy / ".metadata"
+    data = metadata.read_bytes()
+    metadata.unlink()  # it may share its bytes with others
+    metadata.write_bytes(data + b"x")
+    assert "the ledger says so" not in call(capsys, "status", root, "--for", "2.14")[1]
+
+
+def test_a_stack_of_the_version_is_named_for_the_test_load(
+    run: Run, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks = (
+        Stack(name="new", python="a", torch="2.15.0"),
+        Stack(name="o", python="b", torch="2.14.1"),
+    )
+    monkeypatch.setattr(checkpoint_window, "all_stacks", lambda: stacks)
+    run.save(100)
+    command = f"keepstep checkpoint test-load {run.path}/step-100 --stack o"
+    assert command in call(capsys, "status", str(run.path), "--for", "2.14")[1]
+    assert f"next: {command}" in call(capsys, "protect", str(run.path), *OPEN)[1]
+
+
+def test_what_is_no_run_gets_no_ledger(run: Run, capsys: Capture) -> None:
+    run.save(100)
+    step = run.path / "step-100"
+    code, _, err = call(capsys, "prune", str(step), "--keep", "1")
+    assert (code, "this is one checkpoint" in err) == (ExitCode.FAIL, True)
+    assert [path.name for path in run.path.iterdir()] == ["step-100"]
 
 
 def test_copies_that_are_no_longer_needed_go_without_the_run(run: Run, capsys: Capture) -> None:
@@ -160,8 +219,14 @@ def test_copies_that_are_no_longer_needed_go_without_the_run(run: Run, capsys: C
     ],
 )
 def test_a_window_that_could_not_be_relied_on_says_what_mends_it(
-    version: str, code: ExitCode, command: str, run: Run, capsys: Capture
+    version: str,
+    code: ExitCode,
+    command: str,
+    run: Run,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(checkpoint_window, "all_stacks", tuple)
     run.save(100, version=version)
     got, out, _ = call(capsys, "protect", str(run.path), *OPEN)
     assert got == code

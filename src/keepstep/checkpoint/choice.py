@@ -11,7 +11,7 @@ from keepstep.checkpoint.copies import copied, copies_folder
 from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.record import identify, read_records
-from keepstep.checkpoint.status import steps_of
+from keepstep.checkpoint.status import no_steps, steps_of
 from keepstep.checkpoint.store import LocalStore, Store
 from keepstep.checkpoint.testload import last_proof
 from keepstep.checkpoint.window import Mark, Tested
@@ -93,9 +93,7 @@ def steps_below(root: Store) -> list[tuple[int, str]]:
     """
     found = sorted(steps_of(root.folders()), reverse=True)
     if not found:
-        raise NotACheckpointError(
-            f"{root.address}: no folder here has a name that ends in a step number, like step-100"
-        )
+        raise no_steps(root)
     return found
 
 

@@ -119,6 +119,7 @@ def prune(root: LocalStore, keep: int | None) -> Plan:
         OSError: Something could not be removed.
     """
     copies = copies_folder(root)
+    steps_below(root)  # raises before there is a ledger beside what is no run
     with ledger_of(root).writing() as pen:
         plan = plan_prune(root, keep, pen.entries)
         set_unfinished_aside(copies)

@@ -59,9 +59,7 @@ def find_status(root: Store, minor: str) -> Status:
     """
     found = sorted(steps_of(root.folders()), reverse=True)
     if not found:
-        raise NotACheckpointError(
-            f"{root.address}: no folder here has a name that ends in a step number, like step-100"
-        )
+        raise no_steps(root)
     newest: Step | None = None
     incomplete: list[str] = []
     unreadable: list[str] = []
@@ -78,6 +76,16 @@ def find_status(root: Store, minor: str) -> Status:
         if seen.readable:
             return _status(newest, seen, len(found), looked_at, incomplete, unreadable)
     return _status(newest, None, len(found), len(found), incomplete, unreadable)
+
+
+def no_steps(root: Store) -> NotACheckpointError:
+    """Return the error about a folder without steps; the checkpoint itself is a common mistake."""
+    try:
+        root.size(GLOBAL)
+        says = "this is one checkpoint; wanted: the folder that holds those of a run"
+    except FileNotFoundError:
+        says = "no folder here has a name that ends in a step number, like step-100"
+    return NotACheckpointError(f"{root.address}: {says}")
 
 
 def _with_heads(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from keepstep.checkpoint.choice import copy_of
 from keepstep.checkpoint.eras import minor_of
 from keepstep.checkpoint.ledger import ledger_of
 from keepstep.checkpoint.protect import Protection, Terms
@@ -15,7 +16,12 @@ from keepstep.checkpoint.protect import protect as open_window
 from keepstep.checkpoint.sibling import Placement
 from keepstep.checkpoint.store import LocalStore, Store, open_store
 from keepstep.cli.checkpoint_answer import RootArgument, answered, count_text, size_text
-from keepstep.cli.checkpoint_window import mark_text, window_facts, window_line
+from keepstep.cli.checkpoint_window import (
+    mark_text,
+    test_load_command,
+    window_facts,
+    window_line,
+)
 from keepstep.exit_codes import ExitCode
 
 _HAZARD = (
@@ -94,6 +100,12 @@ def _day(text: str) -> date:
         raise ValueError(f"--until {text}: wanted a day such as 2026-12-24") from None
 
 
+def _place(where: str, store: Store, name: str) -> str:
+    """Return the path of a checkpoint: of its copy where the run has lost it."""
+    copy = None if name in store.folders() else copy_of(store, name)
+    return f"{where}/{name}" if copy is None else copy.address
+
+
 def _shortcomings(
     root: str, store: Store, done: Protection, marks_only: bool
 ) -> tuple[list[str], list[str]]:
@@ -107,15 +119,13 @@ def _shortcomings(
             following.append(f"keepstep checkpoint downgrade {where}/{choice.newest} --for {minor}")
     elif not choice.tested:
         warnings.append(f"no checkpoint that PyTorch {minor} reads was test-loaded with it")
-        following.append(
-            f"keepstep checkpoint test-load {where}/{choice.marks[0].name} --python EXE"
-        )
+        following.append(test_load_command(_place(where, store, choice.marks[0].name), minor))
     elif choice.ahead:
         warnings.append(
             f"{count_text(len(choice.ahead), 'newer checkpoint')} can be read, and not one was "
             "test-loaded"
         )
-        following.append(f"keepstep checkpoint test-load {where}/{choice.ahead[0]} --python EXE")
+        following.append(test_load_command(_place(where, store, choice.ahead[0]), minor))
     if following:
         following.append(f"keepstep checkpoint protect {root}")
     if done.idle:

@@ -60,6 +60,8 @@ def _lines(root: str, plan: Plan, dry_run: bool) -> list[str]:
     lines += [f"  {each.name} ({size_text(each.bytes)})" for each in plan.remove]
     lines += [f"  copy of {each.name} ({size_text(each.bytes)})" for each in plan.copies]
     lines += [f"  stays: {name}: {reason}" for name, reason in plan.stay.items()]
+    if plan.window is not None and not plan.stay and not plan.copies:
+        lines.append("  what lies beside the run stays: the open window needs it")
     if plan.window is not None:
         lines.append(f"  {window_line(plan.window)}")
         lines += due_lines(root, plan.window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from keepstep.checkpoint.standing import Standing
 from keepstep.checkpoint.window import Mark, Window
 from keepstep.cli.checkpoint_answer import count_text, size_text
+from keepstep.stack.named import all_stacks
 
 _THERE = {True: "there", False: "not what was marked", None: "gone"}
 
@@ -30,6 +32,13 @@ def due_lines(root: str, window: Window) -> list[str]:
         f"  {window.owner} owes a decision: keepstep checkpoint finalize {root} (accepted), "
         f"release {root} (given up), or protect {root} --until DATE (longer)"
     ]
+
+
+def test_load_command(path: str, minor: str) -> str:
+    """Return the command that test-loads with this version: by a stack of it, if there is one."""
+    named = [each.name for each in all_stacks() if each.torch.split(".")[:2] == minor.split(".")]
+    environment = f"--stack {shlex.quote(named[0])}" if named else "--python EXE"
+    return f"keepstep checkpoint test-load {path} {environment}"
 
 
 def mark_text(mark: Mark) -> str:
