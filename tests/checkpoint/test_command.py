@@ -171,3 +171,36 @@ def test_hostile_metadata_ends_in_one_line(checkpoint: Checkpoint, capsys: Captu
         assert (code, out) == (ExitCode.FAIL, "")
         assert "opcode 0x63" in err
         assert err.count("\n") == 1
+
+
+def test_a_missing_data_file_is_damage_and_no_failure_of_the_machine(
+    checkpoint: Checkpoint, capsys: Capture
+) -> None:
+    folder = checkpoint("objects")
+    next(folder.glob("*.distcp")).unlink()
+    code, _, err = run(capsys, "downgrade", str(folder), "--for", "2.14")
+    assert (code, "0.distcp is missing, which the metadata names" in err) == (ExitCode.FAIL, True)
+    assert f"keepstep checkpoint verify {folder}" in err
+
+
+def test_a_target_whose_folder_is_missing(
+    checkpoint: Checkpoint, tmp_path: Path, capsys: Capture
+) -> None:
+    target = tmp_path / "no" / "target"
+    folder = checkpoint()
+    code, _, err = run(capsys, "downgrade", str(folder), str(target), "--for", "2.14")
+    assert (code, f"mkdir -p {target.parent}" in err) == (ExitCode.FAIL, True)
+
+
+def test_a_run_taken_for_a_checkpoint_and_a_checkpoint_for_a_run(capsys: Capture) -> None:
+    root = Path(NEW).parent
+    code, _, err = run(capsys, "readers", str(root))
+    assert (code, f"keepstep checkpoint status {root} --for MINOR" in err) == (ExitCode.FAIL, True)
+    code, _, err = run(capsys, "status", NEW, "--for", "2.14")
+    assert (code, "this is one checkpoint" in err) == (ExitCode.FAIL, True)
+
+
+def test_inspect_does_not_count_what_it_does_not_read(capsys: Capture) -> None:
+    code, out, _ = run(capsys, "inspect", str(DATA / "torch-2.15.0" / "hf"))
+    assert (code, "0 tensors" in out) == (ExitCode.PASS, False)
+    assert "a folder of safetensors files" in out

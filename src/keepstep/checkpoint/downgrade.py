@@ -245,10 +245,16 @@ def _check_objects(store: Store, objects: list[list[Any]]) -> None:
     """Refuse objects with a ShardedTensor inside: their own pickles hold what 2.15 changed."""
     bad = []
     for name, file, offset, length in objects:
-        content = store.read(file, offset, offset + length)
         try:
+            content = store.read(file, offset, offset + length)
             if read_payload(BytesIO(content)).properties:
                 bad.append(name)
+        except FileNotFoundError:
+            raise CannotConvertError(
+                f"{store.address}: {file} is missing, which the metadata names: the checkpoint is "
+                f"damaged, and nothing was changed. See what else: keepstep checkpoint verify "
+                f"{store.address}"
+            ) from None
         except UnsafeMetadataError as error:
             raise CannotConvertError(
                 f"{store.address}: {name} in {file} cannot be looked at: {error}"

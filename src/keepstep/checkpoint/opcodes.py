@@ -85,8 +85,8 @@ def check_opcodes(data: Buffer) -> None:
 def first_opcode(data: Buffer) -> int:
     """Return where the opcodes begin, after the protocol."""
     if len(data) < 2 or data[0] != 0x80 or data[1] not in PROTOCOLS:
-        seen = "empty" if not len(data) else f"begins with {bytes(data[:8]).hex(' ')}"
-        raise UnsafeMetadataError(f"the file is {seen}; wanted: a pickle of protocol 4 or 5")
+        seen = "is empty" if not len(data) else f"begins with {bytes(data[:8]).hex(' ')}"
+        raise UnsafeMetadataError(f"the file {seen}; wanted: a pickle of protocol 4 or 5")
     return 2
 
 

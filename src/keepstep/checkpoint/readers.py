@@ -60,8 +60,16 @@ def find_readers(store: Store) -> Readers:
             f"{GLOBAL}. No version loads it. See whether it is complete: "
             f"keepstep checkpoint verify {store.address}"
         )
-    if any(name.endswith(".safetensors") for name in files):
+    tensors = [name for name in files if name.endswith(".safetensors")]
+    below = sorted(name.rpartition("/")[0] for name in files if name.endswith(f"/{GLOBAL}"))
+    if tensors and not (below and all("/" in name for name in tensors)):
         return _huggingface(files)
+    if below:
+        raise NotACheckpointError(
+            f"{store.address}: no checkpoint, but a folder with {len(below)} of them, such as "
+            f"{store.address.rstrip('/')}/{below[0]}: name one, or ask which an older version "
+            f"reads: keepstep checkpoint status {store.address} --for MINOR"
+        )
     raise NotACheckpointError(
         f"{store.address}: no {GLOBAL}, no __0.metadata, no *.safetensors among "
         f"{len(files)} files: not a distributed checkpoint, or one whose save did not end"

@@ -36,11 +36,14 @@ def choose_placement(source: Path, target: Path) -> Placement:
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target}: it exists; wanted: a folder that is empty or new")
+    above = target.absolute().parent
+    if not above.is_dir():
+        raise CheckpointError(f"{target}: its folder has to be there: mkdir -p {above}")
     sample = next((path for path in sorted(source.iterdir()) if path.is_file()), None)
     if sample is None:
         raise CheckpointError(f"{source}: it holds no file")
     try:
-        with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
+        with tempfile.TemporaryDirectory(dir=above) as folder:
             for placement in (Placement.REFLINK, Placement.LINK):
                 try:
                     _PLACE[placement](sample, Path(folder, placement))

@@ -112,7 +112,7 @@ def open_store(address: str) -> Store:
 def _no_such_folder(path: Path) -> NoSuchFolderError:
     there = next((str(each) for each in path.absolute().parents if each.is_dir()), "/")
     what = "it is a file" if path.exists() else f"there is no such folder (look with: ls {there})"
-    return NoSuchFolderError(f"{path}: {what}; the folder of a checkpoint is wanted")
+    return NoSuchFolderError(f"{path}: {what}; a folder is wanted")
 
 
 class LocalStore:

@@ -64,12 +64,12 @@ def to_json(path: str, found: Inspection) -> dict[str, Any]:
 
 def _text(path: str, found: Inspection, everything: bool) -> str:
     contents = list(found.metadata.values())
-    lines = [
-        f"{path}: {count_text(sum(len(each.tensors) for each in contents), 'tensor')}, "
-        f"{count_text(sum(t.shards for each in contents for t in each.tensors), 'shard')}, "
-        f"{count_text(sum(len(each.objects) for each in contents), 'object')}, "
-        f"{size_text(sum(f.bytes for each in contents for f in each.files.values()))} in "
-        f"{count_text(len({name for each in contents for name in each.files}), 'file')}",
+    lines = (
+        [f"{path}: a folder of safetensors files; what each holds is in its own header"]
+        if found.readers.kind == "huggingface"
+        else [_counts(path, contents)]
+    )
+    lines += [
         f"  written by: {written_by(found.readers)}",
         f"  read by: PyTorch {spans(found.readers.readers, True) or 'none'}",
     ]
@@ -79,6 +79,16 @@ def _text(path: str, found: Inspection, everything: bool) -> str:
             lines.append(f"{name}:")
         lines += _tree(each, everything)
     return "\n".join(lines)
+
+
+def _counts(path: str, contents: list[Contents]) -> str:
+    return (
+        f"{path}: {count_text(sum(len(each.tensors) for each in contents), 'tensor')}, "
+        f"{count_text(sum(t.shards for each in contents for t in each.tensors), 'shard')}, "
+        f"{count_text(sum(len(each.objects) for each in contents), 'object')}, "
+        f"{size_text(sum(f.bytes for each in contents for f in each.files.values()))} in "
+        f"{count_text(len({name for each in contents for name in each.files}), 'file')}"
+    )
 
 
 def _tree(contents: Contents, everything: bool) -> list[str]:
