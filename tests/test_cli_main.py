@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from keepstep.cli.main import execute
+from keepstep.cli.main import execute, main
 from keepstep.exit_codes import ExitCode
 
 
@@ -88,3 +88,16 @@ def test_the_version_imports_no_command() -> None:
     version, imported = finished.stdout.splitlines()
     assert version.startswith("keepstep ")
     assert imported == "['keepstep.cli.main']"
+
+
+def test_a_mistake_of_our_own_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> int:
+        raise AssertionError("never")
+
+    monkeypatch.setattr("keepstep.cli.main.execute", broken)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.INFRASTRUCTURE
+    assert "says nothing about your job" in capsys.readouterr().err

@@ -104,6 +104,8 @@ def test_another_machine_is_described(tmp_path: Path, capsys: pytest.CaptureFixt
         (("--gpus", "h100"), "wanted architectures such as sm_90"),
         (("--groups", "dp=8"), "wanted the dimensions"),
         (("--stack", "none-such"), "none-such"),
+        (("--driver", "new"), "--driver new: wanted a version"),
+        (("--include", "/none-such"), "--include /none-such: wanted a folder"),
         (("--stack", "../x"), "cannot name a stack"),
         (("--no-such-option",), "No such option"),
     ],
@@ -139,6 +141,17 @@ def test_what_is_no_script_is_a_usage_error(
     code, out, err = _check(capsys, path)
     assert (code, out) == (2, "")
     assert says in err
+
+
+@pytest.mark.parametrize(
+    "text", ["x = " + "-" * 50_000 + "1", "if a: pass\n" + "elif b: pass\n" * 9_000]
+)
+def test_source_that_is_too_deep_for_python_is_no_traceback(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = _check(capsys, write_job(tmp_path, text))
+    assert code == 1
+    assert "KS001 too deeply nested" in out
 
 
 def test_a_folder_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -327,6 +327,7 @@ def test_what_is_not_verified_is_no_basis_for_a_comparison(one: Path, folder: Pa
     other.write_text("{}")
     assert execute(["receipt", "diff", str(one), str(other)]) == ExitCode.FAIL
     assert execute(["receipt", "diff", str(one), str(folder / "gone")]) == ExitCode.USAGE
+    assert execute(["receipt", "diff", str(one), str(folder)]) == ExitCode.USAGE
 
 
 # key

@@ -122,3 +122,26 @@ def test_a_plan_that_is_not_there_is_a_usage_error(
         assert execute(["rehearse", str(path), "--out", str(tmp_path / "out")]) == ExitCode.USAGE
         assert str(path) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_another_cell_in_its_place_was_never_made(
+    stack: Path, script: Path, tmp_path: Path
+) -> None:
+    record = run(script, tmp_path / "run")
+    with only_one(tmp_path / "out") as folder:
+        folder.write_run(record)
+        assert folder.read_run(record.cell, 0) == record
+        path = folder.run_folder(record.cell, 0).with_suffix(".json")
+        path.rename(path.with_name("1.json"))
+        assert folder.read_run(record.cell, 1) is None
+        assert path.with_name("1.json.damaged").exists()
+
+
+def test_a_key_that_others_can_read_is_no_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert execute(["receipt", "key"]) == ExitCode.PASS
+    (tmp_path / "config/keepstep/receipt.key").chmod(0o644)
+    assert execute(["rehearse", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
+    assert "chmod 600" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 from keepstep.check.finding import NotLooked
 
 MOST_FILES = 2000
+_TOO_DEEP = "too deeply nested for Python's parser"
 MOST_BYTES = 8 << 20  # of one file; no module that a person wrote is larger
 
 # Beside and above the script, these mark the top of its tree.
@@ -139,13 +140,13 @@ class _Reader:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the source that is read
                 tree = ast.parse(text, filename=shown)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self.broken.append(
                 Broken(
                     shown,
                     getattr(error, "lineno", 0) or 0,
                     getattr(error, "offset", 0) or 0,
-                    getattr(error, "msg", "") or str(error) or type(error).__name__,
+                    getattr(error, "msg", "") or str(error) or _TOO_DEEP,
                 )
             )
             return

@@ -71,6 +71,12 @@ def check(
 ) -> ExitCode:
     """Say what a new PyTorch would break or change in a job, without running it."""
     named = _named(stack)
+    for folder in include or ():
+        if not folder.is_dir():
+            _refuse(f"--include {folder}: wanted a folder")
+    for option, version in (("--driver", driver), ("--fabric-manager", fabric_manager)):
+        if version is not None and not re.fullmatch(r"\d+(\.\d+){0,3}", version):
+            _refuse(f"{option} {version}: wanted a version such as 580.65.06")
     try:
         question = Question(
             script=script,

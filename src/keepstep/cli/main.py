@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -160,4 +161,16 @@ def _usage_message(error: typer.TyperException) -> str:
 
 def main() -> None:
     """Entry point of the installed command."""
-    sys.exit(execute(sys.argv[1:]))
+    try:
+        code = execute(sys.argv[1:])
+    except BrokenPipeError:
+        raise
+    except Exception:  # Python would end with 1, which is the verdict "fail"
+        traceback.print_exc()
+        print(
+            "keepstep: this is a mistake in keepstep and says nothing about your job; please "
+            "report it with the lines above",
+            file=sys.stderr,
+        )
+        code = ExitCode.INFRASTRUCTURE
+    sys.exit(code)

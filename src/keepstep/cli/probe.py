@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import typer
 
 from keepstep.canary.record import RankRecord
 from keepstep.exit_codes import ExitCode
+from keepstep.runtime.store import die_with_parent
 
 
 def probe(
@@ -69,9 +71,16 @@ def probe(
     raise typer.Exit(code)
 
 
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def _run(command: list[str], output: Any) -> int:
     """Run it with this terminal; return its exit code as a shell would."""
-    with subprocess.Popen(command, env=_environment(), stdout=output) as process:
+    with subprocess.Popen(
+        command, env=_environment(), stdout=output, preexec_fn=die_with_parent
+    ) as process:
+        for number in _PASSED_ON:  # launchers and schedulers know only us
+            signal.signal(number, lambda got, _: process.send_signal(got))
         while True:
             try:
                 code = process.wait()

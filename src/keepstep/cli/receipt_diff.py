@@ -52,6 +52,8 @@ def diff(
 
 def _open(path: Path, trusted: dict[str, PublicKey]) -> tuple[Receipt, str]:
     """Return a receipt, and why it is not verified ("" when it is)."""
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; wanted one of the receipts in it")
     data = read(path)
     try:
         receipt = read_unverified(data)

@@ -16,6 +16,7 @@ from keepstep.canary.plan import Plan, default_plan, default_text, read_plan
 from keepstep.canary.verdict import Verdict
 from keepstep.exit_codes import ExitCode
 from keepstep.incident.answer import printable
+from keepstep.receipt.errors import KeyFileError
 from keepstep.receipt.keys import default_key
 from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
@@ -94,7 +95,7 @@ def rehearse(
             minutes=minutes,
         )
         return _run(request, out, json_wanted)
-    except ValueError as error:
+    except (ValueError, KeyFileError) as error:
         return _told(error, ExitCode.USAGE)
     except OSError as error:
         return _told(f"{error}; what was run is kept: the same command goes on", _INFRASTRUCTURE)

@@ -73,7 +73,12 @@ class Folder:
 
     def read_run(self, cell: str, pair: int) -> RunRecord | None:
         """Return a run that is complete; None when it must be done (again)."""
-        return self._read(self.run_folder(cell, pair).with_suffix(".json"), RunRecord)
+        path = self.run_folder(cell, pair).with_suffix(".json")
+        found = self._read(path, RunRecord)
+        if found is not None and (found.cell, found.pair) != (cell, pair):  # somebody copied it
+            _put_away(path)
+            return None
+        return found
 
     def write_run(self, record: RunRecord) -> None:
         """Keep a run."""
@@ -114,8 +119,12 @@ class Folder:
         except FileNotFoundError:
             return None
         except ValidationError:
-            path.replace(path.with_name(f"{path.name}.damaged"))
+            _put_away(path)
             return None
+
+
+def _put_away(path: Path) -> None:
+    path.replace(path.with_name(f"{path.name}.damaged"))
 
 
 @contextlib.contextmanager
