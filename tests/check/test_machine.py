@@ -50,6 +50,17 @@ def test_driver_against_cuda(driver: str, cuda: str, old: bool) -> None:
     assert _codes(list(machine.driver(driver, cuda, "2.15", []))) == ["KS701"] * old
 
 
+def test_whose_packages_were_looked_at_is_said_where_no_stack_was_named(
+    scene: Scene, tmp_path: Path
+) -> None:
+    asked = question(write_job(tmp_path, IMPORTS, READY))
+    said = "packages of another environment"
+    _, unseen = machine.look_at_machine(scene, asked)
+    assert [each.matters for each in unseen if each.what == said] == [False]
+    _, unseen = machine.look_at_machine(scene, replace(asked, python=(sys.executable,)))
+    assert not [each for each in unseen if each.what == said]
+
+
 def test_a_cuda_that_the_table_does_not_know_is_not_looked_at() -> None:
     unseen: list[NotLooked] = []
     assert not list(machine.driver("600.1", "14.0", "2.16", unseen))

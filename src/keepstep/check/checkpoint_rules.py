@@ -130,7 +130,9 @@ def _short_limit(scene: Scene) -> Iterator[Finding]:
             yield RULES["KS405"].at(
                 init.part,
                 init.call,
-                "no timeout: 10 minutes, and one rank saves while the others wait",
+                "no timeout: nccl has 10 minutes"
+                + ("" if crosses else ", before as after")
+                + ", and one rank saves while the others wait",
                 severity=Severity.CHANGES if crosses else Severity.RISK,
             )
 

@@ -95,7 +95,21 @@ def _packages(question: Question) -> tuple[Packages, list[NotLooked]]:
         nccls=answer["nccls"],
         extensions=tuple(answer["extensions"]),
     )
-    return found, _another_version(question, found)
+    return found, [*_whose(question), *_another_version(question, found)]
+
+
+def _whose(question: Question) -> list[NotLooked]:
+    """Say that packages of keepstep's own environment may not be those of the job."""
+    if question.python:
+        return []
+    return [
+        NotLooked(
+            what="packages of another environment",
+            why=f"no stack was named, so those beside keepstep were looked at ({sys.prefix})",
+            matters=False,
+            mend="if the job runs elsewhere: --stack NAME (keepstep stack list)",
+        )
+    ]
 
 
 def _another_version(question: Question, packages: Packages) -> list[NotLooked]:
