@@ -42,7 +42,7 @@ class Run:
                 age = 1_000_000_000 + step + (path.name == ".metadata")
                 os.utime(path, (age, age))
 
-    def test_load(self, step: int, verdict: str = "pass") -> None:
+    def test_load(self, step: int, verdict: str = "pass", error: str = "") -> None:
         """Record a test-load."""
         store = self.store.below(f"step-{step}")
         write_record(
@@ -54,7 +54,7 @@ class Run:
                 when="2026-11-29T20:00:00+00:00",
                 verdict=verdict,
                 level="bytes",
-                error="",
+                error=error,
                 bytes=98,
                 digests={"w": "00"},
             )

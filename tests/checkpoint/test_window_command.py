@@ -182,6 +182,23 @@ def test_a_stack_of_the_version_is_named_for_the_test_load(
     assert f"next: {command}" in call(capsys, "protect", str(run.path), *OPEN)[1]
 
 
+def test_what_the_version_refused_to_load_is_no_way_back(run: Run, capsys: Capture) -> None:
+    run.save(100, 200)
+    run.test_load(200, verdict="fail", error="RuntimeError: failed finding central directory")
+    root = str(run.path)
+    code, out, _ = call(capsys, "status", root, "--for", "2.14")
+    assert (code, out.splitlines()[0]) == (
+        ExitCode.PASS,
+        f"{root}: PyTorch 2.14 can go back to step-100, 100 steps behind",
+    )
+    assert "  passed over: step-200: PyTorch 2.14.1 refused to load it at " in out
+    assert f"next: keepstep checkpoint verify {root}/step-200" in out
+    _, found = call_json(capsys, "protect", root, *OPEN)
+    shutil.copytree(run.path / "step-200", run.copies / "step-200")  # by an earlier protect
+    assert call_json(capsys, "status", root, "--for", "2.14")[1]["newer_copy"] is None
+    assert [mark["name"] for mark in found["window"]["marks"]] == ["step-100"]
+
+
 def test_what_is_no_run_gets_no_ledger(run: Run, capsys: Capture) -> None:
     run.save(100)
     step = run.path / "step-100"

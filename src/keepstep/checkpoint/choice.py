@@ -13,7 +13,7 @@ from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.record import identify, read_records
 from keepstep.checkpoint.status import no_steps, steps_of
 from keepstep.checkpoint.store import LocalStore, Store
-from keepstep.checkpoint.testload import last_proof
+from keepstep.checkpoint.testload import last_proof, refusal
 from keepstep.checkpoint.window import Mark, Tested
 
 KEPT = 3  # the newest that is readable and test-loaded, and the two before it
@@ -62,7 +62,7 @@ def choose(root: Store, minor: str, earlier: Sequence[Mark] = ()) -> Choice:
         except (CheckpointError, FileNotFoundError):  # the second: it was removed meanwhile
             continue
         newest = newest or name
-        if not reads:
+        if not reads or refusal(store, minor):
             continue
         tested = None if lead is not None else _tested(store, name, minor, earlier)
         if tested is not None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from keepstep.checkpoint.choice import copy_of, same
 from keepstep.checkpoint.copies import copied, copies_folder
 from keepstep.checkpoint.errors import NotACheckpointError
+from keepstep.checkpoint.record import identify
 from keepstep.checkpoint.status import Step, find_status, steps_of
 from keepstep.checkpoint.store import LocalStore, Store
+from keepstep.checkpoint.testload import refusal
 from keepstep.checkpoint.window import Mark, Window
 
 
@@ -38,7 +40,16 @@ def newest_readable_copy(root: Store, minor: str) -> Step | None:
     """Return the newest copy beside a run that a version can read, if there is one."""
     if not isinstance(root, LocalStore) or not copied(root):
         return None
+    names = set(root.folders())
+
+    def refused(copy: Store, minor: str) -> str:
+        name = copy.address.rpartition("/")[2]
+        why = refusal(copy, minor)
+        if not why and name in names and (why := refusal(root.below(name), minor)):
+            return why if identify(copy) == identify(root.below(name)) else ""
+        return why
+
     try:
-        return find_status(LocalStore(copies_folder(root)), minor).newest_readable
+        return find_status(LocalStore(copies_folder(root)), minor, refused).newest_readable
     except NotACheckpointError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from keepstep.checkpoint.eras import Era, era_of
@@ -38,7 +38,7 @@ class Status:
     steps: int  # folders with a step number in their name
     looked_at: int  # checkpoints read until the answer was sure
     incomplete: tuple[str, ...]  # folders without metadata, newer than the answer
-    unreadable: tuple[str, ...]  # why others could not be judged: name and reason
+    unreadable: tuple[str, ...]  # why others were passed over: name and reason
 
     @property
     def behind(self) -> int | None:
@@ -48,11 +48,19 @@ class Status:
         return self.newest.step - self.newest_readable.step
 
 
-def find_status(root: Store, minor: str) -> Status:
+def find_status(
+    root: Store, minor: str, refused: Callable[[Store, str], str] | None = None
+) -> Status:
     """Look at the checkpoints below ``root``, newest first, until one is readable for ``minor``.
 
     Costs one listing of the folder, and mostly one range read a checkpoint; more and more of them
     are asked for at once, so a store that is far away is not waited for each time.
+
+    Args:
+        root: The run.
+        minor: The PyTorch that must read it.
+        refused: Says why a checkpoint with a readable form is not one that this version loads, as a
+            test-load found; "" when nothing speaks against it.
 
     Raises:
         NotACheckpointError: There is no folder with a step number.
@@ -72,6 +80,10 @@ def find_status(root: Store, minor: str) -> Status:
         except CheckpointError as error:
             unreadable.append(f"{name}: {error}")
             continue
+        why = refused(root.below(name), minor) if refused and seen.readable else ""
+        if why:
+            unreadable.append(f"{name}: {why}")
+            seen = Step(name, step, False)
         newest = newest or seen
         if seen.readable:
             return _status(newest, seen, len(found), looked_at, incomplete, unreadable)

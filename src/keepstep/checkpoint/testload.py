@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from keepstep.checkpoint.errors import CheckpointError
@@ -152,6 +153,22 @@ def last_proof(store: Store, minor: str) -> Proof | None:
             environment = None
         return Proof(record, tuple(differences(record, identify(store), environment)))
     return None
+
+
+def refusal(store: Store, minor: str) -> str:
+    """Return how the last test-load with a PyTorch ``minor`` was refused; "" when it was not.
+
+    One that is stale says nothing. A state dict that did not fit is no refusal by PyTorch.
+    """
+    if not any(record.verdict == "fail" and record.error for record in read_records(store)):
+        return ""  # the usual case starts no interpreter
+    proof = last_proof(store, minor)
+    if proof is None or proof.stale or proof.record.verdict != "fail" or not proof.record.error:
+        return ""
+    record = proof.record
+    return (
+        f"PyTorch {record.torch} refused to load it at {record.when}: {shorten(record.error, 120)}"
+    )
 
 
 def environment_of(python: str) -> dict[str, Any]:

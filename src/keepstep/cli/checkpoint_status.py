@@ -16,7 +16,7 @@ from keepstep.checkpoint.ledger import LedgerError, ledger_of
 from keepstep.checkpoint.standing import Standing, newest_readable_copy, standings
 from keepstep.checkpoint.status import Status, Step, find_status
 from keepstep.checkpoint.store import LocalStore, Store, open_store
-from keepstep.checkpoint.testload import Proof, last_proof
+from keepstep.checkpoint.testload import Proof, last_proof, refusal
 from keepstep.checkpoint.window import Tested, Window, window_of
 from keepstep.cli.checkpoint_answer import RootArgument, answered, count_text
 from keepstep.cli.checkpoint_window import (
@@ -84,7 +84,7 @@ def status(
 
 def _find(store: Store, minor: str, copy: Step | None) -> Status:
     try:
-        return find_status(store, minor)
+        return find_status(store, minor, refusal)
     except NotACheckpointError as error:
         if copy is None:
             raise
@@ -206,13 +206,15 @@ def _lines(root: str, minor: str, found: Status, way: _Way | None) -> list[str]:
         lines += _proof_lines(minor, way)
     if found.incomplete:
         lines.append(f"  without metadata: {_some(found.incomplete)}")
-    return lines + [f"  not judged: {text}" for text in found.unreadable[:_SHOWN]]
+    return lines + [f"  passed over: {text}" for text in found.unreadable[:_SHOWN]]
 
 
 def _next_lines(root: str, minor: str, found: Status, way: _Way | None) -> list[str]:
     if found.newest is None or (way is not None and way.behind == 0):
         return []
     where = f"{root.rstrip('/')}/{found.newest.name}"
+    if any(text.startswith(f"{found.newest.name}: ") for text in found.unreadable):
+        return [f"next: keepstep checkpoint verify {where}"]  # its form is not what is wrong
     return [f"next: keepstep checkpoint downgrade {where} --for {minor} --dry-run"]
 
 
