@@ -84,6 +84,11 @@ PLANTED: dict[str, tuple[Callable[[RunRecord], RunRecord], str, str]] = {
     "other script": (ranks(script_sha256="f" * 64), "identity", "digest of the script of rank 0"),
     "other job file": (other(job_sha256="f" * 64), "identity", "digest of the script"),
     "other arguments": (ranks(arguments=("--steps", "21")), "identity", "arguments of rank 0"),
+    "packages changed between runs": (
+        ranks(fingerprint=fingerprint(packages={"einops": "9"})),
+        "identity",
+        "packages of the stack 2.15 of rank 0",
+    ),
     "other seed": (ranks(1, seed=8), "identity", "seed of rank 1: 7"),
     "swapped checkpoint": (ranks(model_sha256="f" * 64), "identity", "digest of the weights"),
     "other data": (ranks(data_sha256="f" * 64), "identity", "digest of the data"),

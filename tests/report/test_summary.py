@@ -178,7 +178,9 @@ def test_a_cell_of_the_old_stack_that_fails_says_nothing_against_the_new_one() -
     assert "cell data_parallel/2.14/gloo failed, which decides nothing by itself" in sentence(found)
     new = judged(matrix()[2], verdict=Verdict.FAIL)
     both = rehearsal(cells=(old, new), judgement=with_verdict(judgement, Verdict.FAIL))
-    assert sentence(both).endswith(": cell data_parallel/2.15/gloo failed.")
+    assert ": cell data_parallel/2.15/gloo failed. Today's stack failed as well" in sentence(both)
+    only_new = rehearsal(cells=(new,), judgement=with_verdict(judgement, Verdict.FAIL))
+    assert sentence(only_new).endswith(": cell data_parallel/2.15/gloo failed.")
 
 
 def test_a_cell_that_fails_by_its_time_says_what_to_do() -> None:

@@ -52,7 +52,7 @@ def sentence(rehearsal: Rehearsal) -> str:
     if verdict is Verdict.PASS:
         return f"Ready to move {move}: {done} passed, nothing was left out."
     if verdict is Verdict.FAIL:
-        return f"Do not move {move}: {listed(_against(rehearsal))} failed."
+        return f"Do not move {move}: {listed(_against(rehearsal))} failed.{_also(rehearsal)}"
     open_parts = "; ".join(_open(rehearsal)) or rehearsal.judgement.sentence.rstrip(".")
     failed = _cells(rehearsal, Verdict.FAIL) or _broken(rehearsal)
     but = "" if failed else f"nothing failed in {done}, but "
@@ -101,6 +101,18 @@ def _against(rehearsal: Rehearsal) -> list[str]:
         found = [f"cell {c.cell.id}" for c in new if verdict_of_cell(c) is Verdict.FAIL]
         found = found or ["the matrix"]
     return found + _others(rehearsal, Verdict.FAIL)
+
+
+def _also(rehearsal: Rehearsal) -> str:
+    """Say that the old stack failed as well, where it did: then the new one may not be to blame."""
+    old = [c for c in rehearsal.cells if c.cell.role is Role.REFERENCE]
+    names = [f"cell {c.cell.id}" for c in old if verdict_of_cell(c) is Verdict.FAIL]
+    if not names:
+        return ""
+    return (
+        f" Today's stack failed as well ({listed(names)}): look there first, it may be the job or "
+        "the machine and not the new stack."
+    )
 
 
 def _open(rehearsal: Rehearsal) -> list[str]:

@@ -46,7 +46,11 @@ def crash(case: Case) -> GateResult:
     """No run ended with an error."""
     bad = {Outcome.CRASH, Outcome.REFUSED}
     return _no_run_ended(
-        case, "crash", bad, "exit code 0 of every run", "see the end of its output"
+        case,
+        "crash",
+        bad,
+        "exit code 0 of every run",
+        "see the end of its output: runs/CELL/N/output-RANK.txt",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 
 from keepstep.canary.cell import Cell
@@ -42,6 +44,8 @@ def _facts(plan: Plan, cell: Cell, runs: Iterable[RunRecord], case: Case) -> Ite
         yield where, "launch line", _launch(plan, cell, run.launch)
         yield where, "variables of the launcher", _undeclared(run.variables, declared) or "none"
         for rank in run.ranks:
+            for what, value in _of_stack(cell, rank).items():
+                yield f"{where}, rank {rank.rank}", f"{what} of rank {rank.rank}", value
             for what, value in _of_rank(plan, cell, rank).items():
                 yield f"{where}, rank {rank.rank}", f"{what} of rank {rank.rank}", value
             for name, value in _undeclared(environment(rank), declared).items():
@@ -58,6 +62,18 @@ def _of_rank(plan: Plan, cell: Cell, rank: RankRecord) -> dict[str, object]:
         "digest of the data": rank.data_sha256,
         "number of steps": len(rank.steps) or None,
         "world size": rank.world_size,
+    }
+
+
+def _of_stack(cell: Cell, rank: RankRecord) -> dict[str, object]:
+    """Return what a stack must be in all its runs: named after it, since arms differ in it."""
+    found = {part: rank.fingerprint.get(part) for part in ("torch", "packages")}
+    return {
+        f"{part} of the stack {cell.stack}": hashlib.sha256(
+            json.dumps(value, sort_keys=True, default=str).encode()
+        ).hexdigest()
+        for part, value in found.items()
+        if value
     }
 
 
