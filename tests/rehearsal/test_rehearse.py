@@ -12,6 +12,7 @@ from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
 from keepstep.receipt.keys import trusted_keys
 from keepstep.receipt.sealed import open_receipt
+from keepstep.stack.named import STACK, stack_folder
 from tests.rehearsal import fake_stack
 
 RUNS = 15  # five cells, three rounds
@@ -169,3 +170,20 @@ def test_when_its_minutes_are_over_it_reports_what_there_is(
     execute(["rehearse", str(plan), "--out", str(out), *minutes])
     assert not gone.exists()
     assert "1 run was not made" in (out / "report.json").read_text()
+
+
+def test_a_report_that_is_asked_for_again_changes_no_receipt(plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rehearse(plan, out)
+    first = {path.name: path.read_bytes() for path in out.glob("receipts/*")}
+    rehearse(plan, out)
+    assert {path.name: path.read_bytes() for path in out.glob("receipts/*")} == first
+    assert "taken up again" not in (out / "report.json").read_text()
+
+
+def test_a_damaged_stack_is_not_made_anew(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stack_folder("2.15.0") / STACK).write_text("{")
+    assert rehearse(plan, tmp_path / "out") == ExitCode.USAGE
+    assert "keepstep stack remove 2.15.0" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from keepstep.runtime.store import die_with_parent
+from keepstep.parent import die_with_parent
 
 MARK = "KEEPSTEP_RUN"  # in the environment of every process of a run, its children included
 _LONGEST_S = 3600.0  # one wait of select, which refuses what no clock can hold

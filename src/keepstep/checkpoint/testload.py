@@ -30,6 +30,7 @@ from keepstep.checkpoint.record import (
 )
 from keepstep.checkpoint.safetensors import SUFFIX
 from keepstep.checkpoint.store import Store
+from keepstep.parent import die_with_parent
 
 OLDEST_TORCH = (2, 2)  # the first with torch.distributed.checkpoint.load
 
@@ -236,6 +237,7 @@ def _ask(python: str, request: dict[str, Any], read: Callable[[int], object]) ->
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
+            preexec_fn=die_with_parent,  # a load can take hours; nobody waits for it any more
         )
         assert process.stdout is not None, "it is a pipe"
         result: dict[str, Any] | None = None

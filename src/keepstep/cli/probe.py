@@ -16,7 +16,7 @@ import typer
 
 from keepstep.canary.record import RankRecord
 from keepstep.exit_codes import ExitCode
-from keepstep.runtime.store import die_with_parent
+from keepstep.parent import die_with_parent
 
 
 def probe(

@@ -8,6 +8,7 @@ from keepstep.canary.verdict import Verdict
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.status import Status, find_status
 from keepstep.checkpoint.store import open_store
+from keepstep.checkpoint.testload import refusal
 from keepstep.drills.record import DrillRecord
 from keepstep.report.model import CheckpointAnswer
 
@@ -26,7 +27,7 @@ def checkpoint_answer(
     if not root:
         return _of_the_drill(question, drills, old)
     try:
-        return _of_a_run(question, find_status(open_store(root), old), old, root)
+        return _of_a_run(question, find_status(open_store(root), old, refusal), old, root)
     except (CheckpointError, OSError) as error:
         return CheckpointAnswer(
             question=question,

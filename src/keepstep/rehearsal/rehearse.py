@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from keepstep._version import __version__
+from keepstep.canary.cell import Cell
 from keepstep.canary.judge import judge
-from keepstep.canary.matrix import cells
+from keepstep.canary.matrix import Machine as Allocation
+from keepstep.canary.matrix import cells, runnable
 from keepstep.canary.plan import Plan
+from keepstep.canary.schedule import schedule
 from keepstep.receipt.keys import SigningKey
 from keepstep.rehearsal.assemble import Seen, all_material, assemble, sign_all
-from keepstep.rehearsal.drilling import run_drills
+from keepstep.rehearsal.drilling import Drill, drills_of, run_drills
 from keepstep.rehearsal.folder import Folder, Head, OtherRehearsalError, digest
 from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.matrix_runs import Runs, run_matrix
 from keepstep.rehearsal.scripts import script_of
-from keepstep.rehearsal.seal import Seal
+from keepstep.rehearsal.seal import Seal, last_end
 from keepstep.rehearsal.sitting import over_after
 from keepstep.rehearsal.stacks import live_facts, prepare
 from keepstep.report.model import OVER, ReceiptFile, Rehearsal
@@ -57,13 +60,17 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
     scripts = {name: script_of(plan, name) for name in plan.jobs}
     machine = this_machine()
     stacks = prepare(plan, say)
+    machine_has = allocation(machine)
+    matrix = cells(plan)
+    drills_wanted = tuple(drills_of(plan, stacks, scripts, say))
+    if request.minutes != 0 and _is_open(plan, matrix, machine_has, drills_wanted, folder):
+        head = _taken_up(head, folder)
     # Only now: a plan that cannot be used must not keep the folder from the mended one.
     folder.write_head(head, request.text)
-    matrix = cells(plan)
     runs = run_matrix(
         plan,
         matrix,
-        machine=allocation(machine),
+        machine=machine_has,
         stacks=stacks,
         scripts=scripts,
         folder=folder,
@@ -97,7 +104,11 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         notes=_notes(head, runs),
         checkpoints=request.checkpoints,
     )
-    return Rehearsed(rehearsal=rehearsal, receipt=seal.rehearsal(rehearsal, all_material(seen)))
+    made = [run for cell in matrix for run in seen.runs_of(cell.id)]
+    end = last_end(made, drills.records)
+    return Rehearsed(
+        rehearsal=rehearsal, receipt=seal.rehearsal(rehearsal, all_material(seen), end)
+    )
 
 
 def _work(seen: Seen) -> float:
@@ -126,13 +137,38 @@ def _runs(count: int) -> str:
 
 def _head(request: Request, folder: Folder) -> Head:
     """Return what the folder is about; nothing is written."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     wanted, head = digest(request.text), folder.read_head()
     if head is None:
-        return Head(plan_sha256=wanted, started=now, keepstep=__version__)
+        return Head(plan_sha256=wanted, started=_now(), keepstep=__version__)
     if head.plan_sha256 != wanted:
         raise OtherRehearsalError(
             f"{folder.path}: it holds a rehearsal of another plan (plan.toml in it); wanted a new "
             "folder: --out DIR"
         )
-    return head.model_copy(update={"resumed": (*head.resumed, now)})
+    return head
+
+
+def _taken_up(head: Head, folder: Folder) -> Head:
+    """Return the head of a rehearsal that goes on; of a new one, the same."""
+    if folder.read_head() is None:
+        return head
+    return head.model_copy(update={"resumed": (*head.resumed, _now())})
+
+
+def _is_open(
+    plan: Plan,
+    matrix: Sequence[Cell],
+    machine: Allocation,
+    drills: Sequence[Drill],
+    folder: Folder,
+) -> bool:
+    """Whether there is anything to run: a report that is asked for again changes nothing."""
+    here = [cell for cell in matrix if not runnable(cell, machine)]
+    turns = schedule(here, plan.pairs)
+    return any(folder.read_run(turn.cell, turn.pair) is None for turn in turns) or any(
+        drill.gpus <= machine.gpus and folder.read_drill(drill.name) is None for drill in drills
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from keepstep.canary.cell import Cell
@@ -38,21 +39,23 @@ class Seal:
         script: Path,
         found: Material,
     ) -> ReceiptFile:
-        """Sign a cell: its runs and what the judge says of them."""
+        """Sign a cell: its runs and what the judge says of them. It counts from its last run."""
         records = {
             "runs": [run.model_dump(mode="json") for run in runs],
             "verdict": verdict.model_dump(mode="json"),
         }
         job = {script.name: hashlib.sha256(script.read_bytes()).hexdigest()}
-        return self._write(cell.id, Kind.CELL, job, records, found)
+        return self._write(cell.id, Kind.CELL, job, records, found, last_end(runs, ()))
 
     def drill(self, drill: DrillRecord, found: Material) -> ReceiptFile:
         """Sign a drill."""
-        return self._write(drill.name, Kind.DRILL, {}, drill.model_dump(mode="json"), found)
+        records, end = drill.model_dump(mode="json"), last_end((), [drill])
+        return self._write(drill.name, Kind.DRILL, {}, records, found, end)
 
-    def rehearsal(self, rehearsal: Rehearsal, found: Material) -> ReceiptFile:
+    def rehearsal(self, rehearsal: Rehearsal, found: Material, end: datetime | None) -> ReceiptFile:
         """Sign the whole, which names the digest of every other receipt."""
-        return self._write(REHEARSAL, Kind.REHEARSAL, {}, rehearsal.model_dump(mode="json"), found)
+        records = rehearsal.model_dump(mode="json")
+        return self._write(REHEARSAL, Kind.REHEARSAL, {}, records, found, end)
 
     def _write(
         self,
@@ -61,6 +64,7 @@ class Seal:
         subject: Mapping[str, str],
         records: Mapping[str, object],
         found: Material,
+        end: datetime | None,
     ) -> ReceiptFile:
         envelope = seal(
             kind,
@@ -69,6 +73,7 @@ class Seal:
             key=self.key,
             material=found,
             valid_days=self.valid_days,
+            now=end,
         )
         path = self.folder.write_receipt(name, envelope)
         return ReceiptFile(
@@ -76,3 +81,17 @@ class Seal:
             sha256=hashlib.sha256(envelope).hexdigest(),
             about=name,
         )
+
+
+def last_end(runs: Sequence[RunRecord], drills: Sequence[DrillRecord]) -> datetime | None:
+    """Return when the last of these ended: what they prove is as old as that.
+
+    Whoever asks for the report once more gets the same receipts again, not younger ones.
+    """
+    ends = [_end(each.started, each.seconds) for each in runs]
+    ends += [_end(each.started, each.seconds) for each in drills]
+    return max(ends, default=None)
+
+
+def _end(started: str, seconds: float) -> datetime:
+    return datetime.fromisoformat(started).astimezone(UTC) + timedelta(seconds=seconds)

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from keepstep.runtime.store import die_with_parent
+from keepstep.parent import die_with_parent
 
 _BEFORE_THE_START = "Call reconfigure()"  # torch 2.15.0, of a group that has no members yet
 _HINT = (

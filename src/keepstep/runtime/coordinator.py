@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.parent import die_with_parent
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
 from keepstep.runtime.channel import Channel, pack, serve
@@ -27,7 +28,6 @@ from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import Overviews
 from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
-from keepstep.runtime.store import die_with_parent
 from keepstep.runtime.summary import summarise
 
 TICK, CALM_TICK = 0.1, 0.25  # seconds; the second while a generation lives

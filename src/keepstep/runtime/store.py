@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import sys
 import threading
+
+from keepstep.parent import die_with_parent
 
 
 def main() -> None:
@@ -16,11 +16,6 @@ def main() -> None:
     store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False)
     print(store.port, flush=True)
     threading.Event().wait()
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":

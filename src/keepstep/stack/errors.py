@@ -25,3 +25,7 @@ class NoSpaceError(StackError, OSError):
 
 class InstallError(StackError, OSError):
     """The installer failed; nothing that could be taken for a stack is left."""
+
+
+class DamagedStackError(StackError, ValueError):
+    """There is a stack of this name, and what says how it was made cannot be read."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keepstep.stack.errors import BadRequestError, UnknownStackError
+from keepstep.stack.errors import BadRequestError, DamagedStackError, UnknownStackError
 
 STACK = "stack.json"  # written last: a folder without it holds no stack
 AT_CREATION = "fingerprint.json"  # what the stack was when it was made
@@ -84,8 +84,15 @@ def find_stack(name: str) -> Stack:
     Raises:
         BadRequestError: The name cannot be a stack's.
         UnknownStackError: There is none; says which exist and the command that makes one.
+        DamagedStackError: There is one, and what says how it was made cannot be read.
     """
-    found = read_stack(stack_folder(name))
+    folder = stack_folder(name)
+    found = read_stack(folder)
+    if found is None and (folder / STACK).exists():
+        raise DamagedStackError(
+            f"the stack {name} is damaged: {folder / STACK} is not what keepstep wrote; remove it "
+            f"(keepstep stack remove {name}) and make it again"
+        )
     if found is None:
         raise UnknownStackError(_unknown(name))
     return found
