@@ -236,6 +236,13 @@ def test_a_reference_that_fails_says_nothing_against_the_new_stack() -> None:
     assert of(found, CANDIDATE).verdict is Verdict.INCONCLUSIVE
 
 
+def test_where_both_stacks_crash_nothing_is_said_against_the_new_one() -> None:
+    both = changed(changed(RUNS, REFERENCE, crashed, pair=0), CANDIDATE, crashed, pair=0)
+    found = judged(both)
+    assert of(found, CANDIDATE).verdict is Verdict.FAIL
+    assert found.verdict is Verdict.INCONCLUSIVE
+
+
 def test_a_plan_may_judge_no_metric_of_a_cell() -> None:
     found = judge(
         PLAN.model_copy(update={"margins": Margins(cpu={"step": 0.05})}), CELLS, slowed(1.02)

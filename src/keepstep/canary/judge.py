@@ -55,7 +55,7 @@ def judge(plan: Plan, cells: Sequence[Cell], runs: Sequence[RunRecord]) -> Judge
     )
     told = {control.cell: control for control in controls}
     judged = tuple(_as_control(each, told.get(each.cell)) for each in verdicts.values())
-    verdict = _overall(judged, controls)
+    verdict = _overall(judged, controls, {cell.id: cell.against for cell in cells})
     return Judgement(
         verdict=verdict,
         sentence=sentence(verdict, judged, controls),
@@ -191,13 +191,20 @@ def _as_control(verdict: CellVerdict, control: Control | None) -> CellVerdict:
     return verdict.model_copy(update={"verdict": control.verdict, "reason": control.reason})
 
 
-def _overall(cells: Sequence[CellVerdict], controls: Sequence[Control]) -> Verdict:
-    """A hard fail of the new stack stands by itself; what was measured needs the controls."""
+def _overall(
+    cells: Sequence[CellVerdict], controls: Sequence[Control], against: Mapping[str, str]
+) -> Verdict:
+    """A hard fail of the new stack stands by itself; what was measured needs the controls.
+
+    Where today's stack fails too, the job or the machine may be to blame: nothing is decided.
+    """
+    failed = {cell.cell for cell in cells if cell.verdict is Verdict.FAIL}
     believed = all(control.verdict in (Verdict.PASS, Verdict.NOT_RUN) for control in controls)
     new = [cell for cell in cells if cell.role not in CONTROLS | {Role.REFERENCE, Role.SEPARATOR}]
     for cell in new:
         by_gate = any(gate.verdict is Verdict.FAIL for gate in cell.gates)
-        if cell.verdict is Verdict.FAIL and (believed or by_gate):
+        is_alone = against[cell.cell] not in failed
+        if cell.verdict is Verdict.FAIL and is_alone and (believed or by_gate):
             return Verdict.FAIL
     verdicts = [cell.verdict for cell in cells]
     return Verdict.PASS if worst(verdicts) is Verdict.PASS else Verdict.INCONCLUSIVE
