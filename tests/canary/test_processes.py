@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +84,24 @@ def test_a_child_that_left_the_session_is_found_and_killed(processes: Processes)
     assert "signal.pause" in found
     processes.kill()
     assert processes.left_over() == []
+
+
+def test_an_interrupt_that_another_thread_gets_ends_the_wait(processes: Processes) -> None:
+    over = threading.Event()
+
+    def get_it() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        over.wait()
+
+    start(processes, FOREVER)
+    thread = threading.Thread(target=get_it)
+    threading.Timer(0.2, thread.start).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        processes.wait(20, 0)
+    over.set()
+    thread.join()
+    assert time.monotonic() - begin < 15, "it was handled when the wait was over, not before"
 
 
 def test_leaving_the_block_kills_everything() -> None:

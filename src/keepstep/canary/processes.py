@@ -17,7 +17,9 @@ from typing import IO
 from keepstep.parent import die_with_parent
 
 MARK = "KEEPSTEP_RUN"  # in the environment of every process of a run, its children included
-_LONGEST_S = 3600.0  # one wait of select, which refuses what no clock can hold
+# One wait of select. The kernel may give a signal to any thread (fsspec has one), which wakes no
+# other, and Python handles it in the main thread, when that runs again.
+_LONGEST_S = 0.5
 _TIDY_S = 1.0  # for helpers of a process that has ended (resource trackers) to end as well
 
 
