@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,3 +12,8 @@ import pytest
 def checkout() -> Path:
     """The directory of this checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, also where a shell that runs this in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
