@@ -15,5 +15,6 @@ def checkout() -> Path:
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C, also where a shell that runs this in the background has it ignored."""
+    """Take Ctrl-C, also where what runs this in the background has it ignored or blocked."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -14,7 +14,7 @@ from keepstep.stack.named import STACK, Stack, stack_folder, to_json
 from tests.canary.records import rank
 
 _PROGRAM = """#!{python} -IS
-import json, os, signal, sys
+import json, os, signal, sys, time
 here = os.path.dirname(os.path.abspath(__file__))
 given, me = sys.argv[1:], int(os.environ["RANK"])
 where = given.index("--record")
@@ -23,10 +23,12 @@ factor = 1.0
 if rest[0] in ("--slow", "--faster"):
     factor = float(rest[1]) if rest[0] == "--slow" else 1 / float(rest[1])
     rest = rest[2:]
-if os.path.exists(os.path.join(here, "interrupt")):  # as Ctrl-C in the middle of a run does
+last = me == int(os.environ["WORLD_SIZE"]) - 1  # when it runs, nothing is left to be started
+if last and os.path.exists(os.path.join(here, "interrupt")):
     os.unlink(os.path.join(here, "interrupt"))
-    os.kill(os.getppid(), signal.SIGINT)
-    signal.pause()
+    while True:  # as somebody does who presses Ctrl-C, and again where nothing happens
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(10)
 if os.path.exists(os.path.join(here, "crash")):
     sys.exit("the job is broken")
 record = json.load(open(os.path.join(here, "record.json")))
