@@ -20,6 +20,7 @@ from keepstep.rehearsal.costs import costs
 from keepstep.rehearsal.differences import open_differences
 from keepstep.rehearsal.drilling import Drills
 from keepstep.rehearsal.matrix_runs import Runs
+from keepstep.rehearsal.numbers import numbers
 from keepstep.rehearsal.seal import Seal
 from keepstep.rehearsal.unprovable import unprovable
 from keepstep.report.model import (
@@ -134,6 +135,7 @@ def assemble(
             seen.drills.records, old=minor_of(seen.stacks[seen.plan.reference]), root=checkpoints
         ),
         costs=costs(seen.cells, seen.runs.records),
+        numbers=numbers(seen.cells, seen.runs.records),
         differences=open_differences(by_cell),
         not_run=_not_run(seen),
         unprovable=unprovable(seen.machine),

@@ -78,6 +78,19 @@ class Cost(Facts):
     note: str = ""
 
 
+class Numbers(Facts):
+    """Losses and gradient norms of a cell of the new stack, beside those of the old one."""
+
+    cell: str
+    against: str  # the cell of the old stack
+    runs: int  # complete ones of the new stack
+    reference_runs: int  # and of the old one: each was compared with each
+    steps: int  # of each run, the first ones
+    missing: str = ""  # what no record says, so that nothing is known of the whole
+    difference: float | None = None  # the largest relative one; None: equal to the last bit
+    where: str = ""  # it is, such as "loss of step 3 on rank 1"
+
+
 class OpenDifference(Facts):
     """Something that is not the same and that nobody has explained."""
 
@@ -125,6 +138,7 @@ class Rehearsal(Facts):
     boundary: tuple[BoundaryRow, ...] = ()
     checkpoint: CheckpointAnswer | None = None
     costs: tuple[Cost, ...] = ()
+    numbers: tuple[Numbers, ...] | None = None  # None: written before they were compared
     differences: tuple[OpenDifference, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     unprovable: tuple[str, ...] = ()  # what a machine of this kind can never prove, in plain words

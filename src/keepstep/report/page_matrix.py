@@ -7,6 +7,7 @@ from keepstep.report.figures import count_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids, role_text
 from keepstep.report.markup import Child, Markup, joined, tag
 from keepstep.report.model import CellResult, Rehearsal
+from keepstep.report.numbers import numbers_line
 from keepstep.report.page_measured import HOW_TO_READ, anchor, soft_table
 from keepstep.report.page_table import section, soft_text, table, verdict_mark
 from keepstep.report.signs import CLASS, MEANING
@@ -23,6 +24,7 @@ def matrix(rehearsal: Rehearsal) -> Markup:
         soft_text(sentence_text(rehearsal.judgement.sentence)),
         [_grid(grid) for grid in grids(rehearsal)],
         _legend(),
+        tag("p", numbers_line(rehearsal), class_="numbers"),
         _controls(rehearsal),
         soft_text(HOW_TO_READ) if compared else None,
         [_trouble(cell) for cell in reading],

@@ -15,6 +15,7 @@ from keepstep.incident.answer import printable
 from keepstep.report.figures import PER, count_text, ratio_text, seconds_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
+from keepstep.report.numbers import numbers_line
 from keepstep.report.signs import SIGN
 from keepstep.report.steps import steps
 from keepstep.report.summary import WHOSE_JOBS, gaps, sentence, verdict_of, verdict_of_cell
@@ -70,6 +71,7 @@ def _parts(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Iterator[Rendera
     yield _head("The matrix")
     for grid in grids(rehearsal):
         yield from _grid(grid)
+    yield _indented(numbers_line(rehearsal))
     yield from _controls(rehearsal)
     yield from _trouble(rehearsal)
     yield _head("The drills")
