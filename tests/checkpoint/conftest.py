@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from keepstep.checkpoint.inspection import contents_of
+from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.testload import environment_of
 from tests.checkpoint.old_torch import ensure_old_python
 
@@ -24,6 +26,14 @@ class Saved(NamedTuple):
 
     folder: Path
     facts: dict[str, Any]
+
+
+def write_checkpoint(folder: Path, metadata: bytes) -> None:
+    """Write metadata, and data files of the right length with nothing in them."""
+    (folder / ".metadata").write_bytes(metadata)
+    for name, stored in contents_of(LocalStore(folder), ".metadata").files.items():
+        with (folder / name).open("wb") as file:
+            file.truncate(stored.end)
 
 
 @pytest.fixture(scope="session")

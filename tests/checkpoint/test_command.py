@@ -87,6 +87,7 @@ def test_downgrade_verify_and_undo(checkpoint: Checkpoint, capsys: Capture) -> N
     before = (folder / ".metadata").read_bytes()
     code, found = run_json(capsys, "downgrade", str(folder), "--for", "2.14", "--dry-run")
     assert (code, found["files"][".metadata"]["strides_dropped"]) == (ExitCode.PASS, 4)
+    assert (found["changed"], found["reason"]) == (False, "a dry run")
     assert (folder / ".metadata").read_bytes() == before
     code, out, _ = run(capsys, "downgrade", str(folder), "--for", "2.14")
     assert out.startswith(f"{folder}: PyTorch 2.14 can load it, and newer ones as before\n")
@@ -96,6 +97,20 @@ def test_downgrade_verify_and_undo(checkpoint: Checkpoint, capsys: Capture) -> N
     assert run(capsys, "downgrade", str(folder), "--undo")[0] == ExitCode.PASS
     assert (folder / ".metadata").read_bytes() == before
     assert run(capsys, "downgrade", str(folder), "--undo")[0] == ExitCode.FAIL
+
+
+def test_downgrade_tells_what_is_readable_already_from_what_it_changed(
+    checkpoint: Checkpoint, capsys: Capture
+) -> None:
+    folder = str(checkpoint())
+    code, found = run_json(capsys, "downgrade", folder, "--for", "2.14")
+    assert (code, found["changed"], found["reason"]) == (ExitCode.PASS, True, None)
+    for more in ([], ["--dry-run"]):
+        code, found = run_json(capsys, "downgrade", folder, "--for", "2.14", *more)
+        assert (code, found["changed"], found["reason"]) == (0, False, "already readable by 2.14")
+    _, out, _ = run(capsys, "downgrade", folder, "--for", "2.14")
+    assert out.startswith(f"{folder}: PyTorch 2.14 can load it as it is\n")
+    assert f"their content was not read: keepstep checkpoint verify {folder}\n" in out
 
 
 def test_downgrade_into_another_folder(
@@ -179,7 +194,7 @@ def test_a_missing_data_file_is_damage_and_no_failure_of_the_machine(
     folder = checkpoint("objects")
     next(folder.glob("*.distcp")).unlink()
     code, _, err = run(capsys, "downgrade", str(folder), "--for", "2.14")
-    assert (code, "0.distcp is missing, which the metadata names" in err) == (ExitCode.FAIL, True)
+    assert (code, "0.distcp: missing; .metadata stores" in err) == (ExitCode.FAIL, True)
     assert f"keepstep checkpoint verify {folder}" in err
 
 

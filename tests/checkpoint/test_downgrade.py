@@ -31,7 +31,8 @@ from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.rewrite import rewrite
 from keepstep.checkpoint.sibling import Placement, choose_placement, make_sibling
 from keepstep.checkpoint.store import LocalStore
-from tests.checkpoint.conftest import DATA, Checkpoint
+from keepstep.checkpoint.verify import verify
+from tests.checkpoint.conftest import DATA, Checkpoint, write_checkpoint
 from tests.checkpoint.system_calls import killed_at
 
 CASES = ["plain", "noncontig", "objects", "dtensor2", "zero_d", "nested", "sharded_tensor"]
@@ -146,7 +147,7 @@ def test_large_metadata_has_frames_that_begin_anywhere(
 ) -> None:
     whole = metadata(tensors, shards)
     assert whole.count(b"\x95") > 5
-    (tmp_path / ".metadata").write_bytes(whole)
+    write_checkpoint(tmp_path, whole)
     (made,) = convert(LocalStore(tmp_path), "2.2")
     assert made.after.strides == tensors
     assert len(_Strict(made.after.data, "2.2").load().state_dict_metadata) == tensors
@@ -159,7 +160,7 @@ def test_a_name_of_more_than_64_kb_stands_between_frames(tmp_path: Path) -> None
     first = b"\x95" + (at - 11).to_bytes(8, "little") + whole[11:at]
     rest = whole[at + 6 :]
     second = b"\x95" + len(rest).to_bytes(8, "little") + rest
-    (tmp_path / ".metadata").write_bytes(whole[:2] + first + name + second)
+    write_checkpoint(tmp_path, whole[:2] + first + name + second)
     (made,) = convert(LocalStore(tmp_path), "2.14")
     assert made.after.strides == 4
     assert "n" * 70_000 in _Strict(made.after.data, "2.14").load().state_dict_metadata
@@ -255,6 +256,54 @@ def test_what_no_version_loads_is_refused() -> None:
         convert(LocalStore(DATA / "torch-2.15.0" / "hf"), "2.14")
 
 
+# Data files: there, and long enough. What is in them is for verify.
+
+
+@pytest.mark.parametrize("version", ["2.15.0", "2.14.1"])
+def test_a_missing_data_file_is_refused_also_where_nothing_needs_to_change(
+    version: str, checkpoint: Checkpoint
+) -> None:
+    folder = checkpoint("dtensor2", version)
+    (folder / "__1_0.distcp").unlink()
+    with pytest.raises(
+        CannotConvertError, match=r"__1_0\.distcp: missing; \.metadata stores"
+    ) as got:
+        convert(LocalStore(folder), "2.14")
+    assert f"keepstep checkpoint verify {folder}" in str(got.value)
+
+
+def test_a_data_file_that_ends_within_its_last_slice_is_refused(checkpoint: Checkpoint) -> None:
+    folder = checkpoint()
+    path = folder / "__0_0.distcp"
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    with pytest.raises(CannotConvertError, match=rf"{size - 1} bytes; .* up to byte {size}"):
+        convert(LocalStore(folder), "2.14")
+
+
+def test_data_files_of_another_checkpoint_are_found_where_the_metadata_says(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = checkpoint()
+    (tmp_path / "a").mkdir()
+    (folder / "__0_0.distcp").rename(tmp_path / "a" / "_0.distcp")
+    content = (folder / ".metadata").read_bytes()
+    other = content.replace(b"\x0c__0_0.distcp", b"\x0e../a/_0.distcp")
+    (folder / ".metadata").write_bytes(other[:3] + _longer(other[3:11], 2) + other[11:])
+    os.utime(folder / ".metadata", (1_000_000_001, 1_000_000_001))
+    assert convert(LocalStore(folder), "2.14")
+    found = verify(LocalStore(folder))
+    assert (found.findings, found.checked) == ((), 4)
+    (tmp_path / "a" / "_0.distcp").unlink()
+    (tmp_path / "a" / "_0.distcp").mkdir()
+    with pytest.raises(CannotConvertError, match="missing"):
+        convert(LocalStore(folder), "2.14")
+
+
+def _longer(frame: bytes, more: int) -> bytes:
+    return (int.from_bytes(frame, "little") + more).to_bytes(8, "little")
+
+
 @pytest.mark.parametrize("cut", range(1, 1345, 48))
 def test_damaged_metadata_is_never_rewritten(cut: int) -> None:
     whole = (DATA / "torch-2.15.0" / "plain" / ".metadata").read_bytes()
@@ -270,7 +319,7 @@ def test_names_like_those_of_classes_are_not_mistaken(tmp_path: Path) -> None:
         (b"\x8c\x04bool\x94h\x09", b"\x8c\x0epathlib._local\x94h\x09"),
         (b"\x8c\x04bool\x94h\x09", b"\x8c\x09(h\x10h\x18t0tb\x94h\x09"),
     ]:
-        (tmp_path / ".metadata").write_bytes(whole.replace(old, new, 1))
+        write_checkpoint(tmp_path, whole.replace(old, new, 1))
         assert (tmp_path / ".metadata").read_bytes() != whole
         (made,) = convert(LocalStore(tmp_path), "2.2")
         assert made.after.strides == 4

@@ -14,7 +14,7 @@ from keepstep.checkpoint.errors import CannotConvertError, UnsafeMetadataError
 from keepstep.checkpoint.opcodes import opcodes
 from keepstep.checkpoint.rewrite import rewrite, unframed
 from keepstep.checkpoint.store import LocalStore
-from tests.checkpoint.conftest import DATA
+from tests.checkpoint.conftest import DATA, write_checkpoint
 
 CASES = ["plain", "noncontig", "objects", "dtensor2", "zero_d", "nested", "sharded_tensor"]
 STATE_ENDS = b"0t\x94b"
@@ -101,5 +101,5 @@ def test_a_state_that_is_in_use_elsewhere_too_is_refused(tmp_path: Path) -> None
     assert count_dropped(shared, rewrite(shared, "2.14").data) == 1
     with pytest.raises(CannotConvertError, match="something else differs"):
         convert(LocalStore(tmp_path), "2.14")
-    (tmp_path / ".metadata").write_bytes(whole)
+    write_checkpoint(tmp_path, whole)
     assert convert(LocalStore(tmp_path), "2.14")

@@ -139,6 +139,23 @@ def test_downgrade_is_conditional_and_undo_gives_every_byte_back(
     assert stored(system) == before
 
 
+def test_downgrade_knows_the_sizes_of_data_files_from_a_listing(
+    system: Any, server: Server
+) -> None:
+    upload(system, "dtensor2")
+    store = open_store(f"s3://{STEP}")
+    server.forget()
+    assert convert(store, "2.14")
+    requests = server.requests()
+    # Of data: the nine bytes that tell the safetensors format, and the only object.
+    data = [(each.method, each.sent) for each in requests if each.path.endswith(".distcp")]
+    assert data == [("GET", 9), ("GET", 1261)]
+    assert sum("list-type" in each.query for each in requests) == 2
+    system.rm(f"{STEP}/__1_0.distcp")
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp: missing"):
+        convert(store, "2.14")
+
+
 def test_what_somebody_else_wrote_meanwhile_stays(system: Any, server: Server) -> None:
     upload(system, "plain")
     store = open_store(f"s3://{STEP}")
@@ -153,6 +170,7 @@ def test_what_somebody_else_wrote_meanwhile_stays(system: Any, server: Server) -
     with pytest.raises(CheckpointError, match="written again since"):
         undo(store)
     assert system.cat_file(f"{STEP}/.metadata") == THEIRS
+    upload(system, "noncontig")
     (made,) = convert(store, "2.14")
     put_in_place(store, made)
     undo(store)

@@ -157,9 +157,14 @@ def _contents(found: dict[str, Any]) -> Contents:
             )
         ),
         objects=tuple(found["objects"]),
-        files={name: StoredFile(*counts) for name, counts in found["files"].items()},
+        files=files_of(found),
         transformed=tuple(found["transformed"]),
     )
+
+
+def files_of(summary: dict[str, Any]) -> dict[str, StoredFile]:
+    """Return the data files that the summary of a metadata file names."""
+    return {name: StoredFile(*counts) for name, counts in summary["files"].items()}
 
 
 def _tuple(value: list[int] | None) -> tuple[int, ...] | None:

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any, BinaryIO
 
-from keepstep.checkpoint.contents import answer_of, start
+from keepstep.checkpoint.contents import StoredFile, answer_of, ask, files_of, start
+from keepstep.checkpoint.datafiles import lacking, with_linked
 from keepstep.checkpoint.dropped import count_dropped
 from keepstep.checkpoint.eras import era_of, not_older
 from keepstep.checkpoint.errors import CannotConvertError, CheckpointError, UnsafeMetadataError
@@ -21,7 +22,7 @@ from keepstep.checkpoint.payload import read_payload
 from keepstep.checkpoint.peek import peek
 from keepstep.checkpoint.readers import GLOBAL, RANK_LOCAL, Readers, find_readers, verdicts
 from keepstep.checkpoint.rewrite import Rewritten, rewrite, unframed
-from keepstep.checkpoint.store import Stamp, Store
+from keepstep.checkpoint.store import File, Stamp, Store
 
 TARGETS = ("2.14", "2.4", "2.3", "2.2")  # versions to go back to; others mean the next older one
 KEPT = ".before-downgrade"  # ends the name of the original metadata
@@ -48,18 +49,20 @@ def convert(store: Store, minor: str) -> list[Conversion]:
     """Rewrite the metadata of a checkpoint for PyTorch ``minor``, and check the result.
 
     The check reads both files safely: everything in them must be equal but what had to be dropped.
+    The data files that they name must be there and long enough; their content is not read.
 
     Returns:
         One conversion a metadata file; none where every file is readable for ``minor`` already.
 
     Raises:
-        CannotConvertError: Something in it cannot be made readable; the text names it.
+        CannotConvertError: Something in it cannot be made readable, or data files are missing or
+            short; the text names it.
         UnsafeMetadataError: The metadata is damaged or hostile.
     """
     found = find_readers(store)
     names = _metadata_files(store, found, minor)
-    done = [conversion for name in names if (conversion := _convert(store, name, minor))]
-    return done
+    files = store.files()
+    return [conversion for name in names if (conversion := _convert(store, files, name, minor))]
 
 
 def put_in_place(store: Store, conversion: Conversion) -> None:
@@ -166,23 +169,43 @@ def _metadata_files(store: Store, found: Readers, minor: str) -> list[str]:
     return sorted(name for name in store.files() if RANK_LOCAL.fullmatch(name))
 
 
-def _convert(store: Store, name: str, minor: str) -> Conversion | None:
+def _convert(store: Store, files: dict[str, File], name: str, minor: str) -> Conversion | None:
     stamp = store.stamp(name)
     before = _whole(store, name)
     try:
         after = rewrite(before, minor)
-        if not after.changed:
-            return None
-        objects = _check(before, after, minor)
+        if after.changed:
+            made = _check(before, after, minor)
+        else:
+            with _file(before) as same:
+                made = ask(same, "summary")
     except UnsafeMetadataError as error:
         raise UnsafeMetadataError(f"{store.address}: {name}: {error}") from None
+    _check_data(store, files, name, files_of(made["summary"]))
+    if not after.changed:
+        return None
     if after.strides:
-        _check_objects(store, objects)
+        _check_objects(store, made["objects"])
     return Conversion(name=name, minor=minor, stamp=stamp, before=before, after=after)
 
 
-def _check(before: bytes, after: Rewritten, minor: str) -> list[list[Any]]:
-    """Compare what both files say; returns where the objects of the checkpoint are stored."""
+def _check_data(
+    store: Store, files: dict[str, File], name: str, stored: dict[str, StoredFile]
+) -> None:
+    """Refuse a checkpoint whose data files are missing or end before their last slice does."""
+    found = lacking(with_linked(store, files, stored), stored, name)
+    if not found:
+        return
+    said = "; ".join(f"{each.file}: {each.text}" for each in found[:_SHOWN])
+    more = f"; and {len(found) - _SHOWN} more files" if len(found) > _SHOWN else ""
+    raise CannotConvertError(
+        f"{store.address}: damaged, so nothing was changed: {said}{more}. What else is wrong, and "
+        f"what mends it: keepstep checkpoint verify {store.address}"
+    )
+
+
+def _check(before: bytes, after: Rewritten, minor: str) -> dict[str, Any]:
+    """Compare what both files say; returns the summary, and where the objects are stored."""
     made, equal = (_read_one if after.only_strides else _read_both)(before, after)
     transformed = made["summary"]["transformed"]
     if transformed and not not_older(minor, "2.7"):
@@ -200,7 +223,7 @@ def _check(before: bytes, after: Rewritten, minor: str) -> list[list[Any]]:
             f"the rewritten metadata is not what PyTorch {minor} needs "
             f"({'its form' if equal else 'something else differs'}): nothing was changed"
         )
-    return list(made["objects"])
+    return made
 
 
 # The rewriting has checked the opcodes of both files: the new ones are POP, NONE and texts, so the
@@ -249,12 +272,6 @@ def _check_objects(store: Store, objects: list[list[Any]]) -> None:
             content = store.read(file, offset, offset + length)
             if read_payload(BytesIO(content)).properties:
                 bad.append(name)
-        except FileNotFoundError:
-            raise CannotConvertError(
-                f"{store.address}: {file} is missing, which the metadata names: the checkpoint is "
-                f"damaged, and nothing was changed. See what else: keepstep checkpoint verify "
-                f"{store.address}"
-            ) from None
         except UnsafeMetadataError as error:
             raise CannotConvertError(
                 f"{store.address}: {name} in {file} cannot be looked at: {error}"

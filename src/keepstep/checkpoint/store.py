@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -252,8 +253,8 @@ class RemoteStore:
         return RemoteStore(f"{self.address}/{name}", self.system, self.at(name))
 
     def at(self, name: str) -> str:
-        """Return the full name of an object."""
-        return f"{self.path}/{name}"
+        """Return the full name of an object; a rooted name stays as it is, as in PyTorch."""
+        return posixpath.join(self.path, name)
 
     def size(self, name: str) -> int:
         """Return an object's size in bytes."""

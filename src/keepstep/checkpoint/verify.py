@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from math import prod
 
 from keepstep.checkpoint.contents import Contents, Slice, read_slices
+from keepstep.checkpoint.datafiles import lacking, with_linked
 from keepstep.checkpoint.errors import NotACheckpointError, UnsafeMetadataError
 from keepstep.checkpoint.findings import Finding, Verification, Weight, heaviest_first
 from keepstep.checkpoint.names import DTYPES
@@ -50,6 +51,7 @@ def _verify(store: Store, files: dict[str, File], names: list[str]) -> Verificat
             findings.append(Finding(Weight.DAMAGE, "metadata", name, str(error)))
             continue
         findings += [Finding(Weight.DAMAGE, "structure", name, text) for text in problems]
+        files = with_linked(store, files, contents.files)
         findings += _sizes(files, contents, name)
         slices += found
         named |= contents.files.keys()
@@ -87,18 +89,13 @@ def _beside(files: dict[str, File], names: list[str]) -> list[Finding]:
 
 def _sizes(files: dict[str, File], contents: Contents, metadata: str) -> list[Finding]:
     """Compare the files that the metadata names with those that are there."""
-    found = []
+    found = lacking(files, contents.files, metadata)
     saved = files[metadata].modified
     for name, stored in contents.files.items():
         file = files.get(name)
         if file is None:
-            text = f"missing; {metadata} stores {stored.slices} entries in it"
-            found.append(Finding(Weight.DAMAGE, "missing-file", name, text))
             continue
-        if file.size < stored.end:
-            text = f"{file.size} bytes; {metadata} stores entries up to byte {stored.end}"
-            found.append(Finding(Weight.DAMAGE, "short-file", name, text))
-        elif file.size > stored.end:
+        if file.size > stored.end:
             text = f"{file.size - stored.end} bytes more than {metadata} knows of"
             found.append(Finding(Weight.SUSPECT, "long-file", name, text))
         if file.modified is not None and saved is not None and file.modified > saved:

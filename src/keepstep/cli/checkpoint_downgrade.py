@@ -115,6 +115,8 @@ def _facts(
         "for": minor,
         "dry_run": dry_run,
         "placement": placement or "in place",
+        "changed": bool(done) and not dry_run,
+        "reason": _why_unchanged(minor, dry_run, done),
         "verified": bool(done),
         "files": {
             each.name: {
@@ -129,6 +131,13 @@ def _facts(
     }
 
 
+def _why_unchanged(minor: str, dry_run: bool, done: list[Conversion]) -> str | None:
+    """Return why no metadata was written; None where it was."""
+    if not done:
+        return f"already readable by {minor}"
+    return "a dry run" if dry_run else None
+
+
 def _lines(
     store: Store,
     target: Path | None,
@@ -140,11 +149,14 @@ def _lines(
     where = store.address if target is None else str(target)
     if not done:
         first = f"{store.address}: PyTorch {minor} can load it as it is"
-        return [first if target is None or dry_run else f"{first}; {target} holds the same"]
+        if target is not None and not dry_run:
+            first += f"; {target} holds the same"
+        return [first, _data_line(store)]
     would = "would be able to load" if dry_run else "can load"
     lines = [f"{where}: PyTorch {minor} {would} it, and newer ones as before"]
     for each in done:
         lines.append(f"  {each.name}: {_changes(each)}; all else was compared and is equal")
+    lines.append(_data_line(store))
     if target is not None and placement is not None:
         lines.append(f"  data files: {placement}")
         if _HAZARDS[placement]:
@@ -161,6 +173,13 @@ def _lines(
     elif target is None:
         lines.append(f"take it back: keepstep checkpoint downgrade {where} --undo")
     return lines
+
+
+def _data_line(store: Store) -> str:
+    return (
+        "  every data file is there and long enough; their content was not read: "
+        f"keepstep checkpoint verify {store.address}"
+    )
 
 
 def _changes(conversion: Conversion) -> str:
