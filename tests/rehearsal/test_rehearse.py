@@ -71,6 +71,9 @@ def test_it_ends_in_a_report_and_signed_receipts(
     assert "GPU" in json.dumps(found), "what no CPU can prove is said"
     receipts = [open_receipt(path.read_bytes(), trusted_keys()) for path in out.glob("receipts/*")]
     assert sorted(each.kind for each in receipts) == ["cell"] * 5 + ["rehearsal"]
+    assert "first 10 steps of 3 runs of the old stack and 3 of the new one" in found["numbers"]
+    assert execute(["receipt", "verify", str(out)]) == ExitCode.PASS
+    assert "report.html is the page of the signed record" in capsys.readouterr().out
 
 
 def test_the_same_command_runs_only_what_is_missing(plan: Path, tmp_path: Path) -> None:

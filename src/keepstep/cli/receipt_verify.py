@@ -21,12 +21,13 @@ from keepstep.cli.receipt_answer import (
 )
 from keepstep.exit_codes import ExitCode
 from keepstep.receipt.drift import Drift, ask, compare
-from keepstep.receipt.files import check_counted, find, read
+from keepstep.receipt.files import FOLDER, check_counted, find, read
 from keepstep.receipt.keys import PublicKey, trusted_keys
 from keepstep.receipt.sealed import Receipt
-from keepstep.receipt.statement import time_text
+from keepstep.receipt.statement import Kind, time_text
 from keepstep.receipt.verify import Answer, Verified, worst
 from keepstep.receipt.verify import verify as examine
+from keepstep.report.compared import PAGE, REPORT, check_report
 from keepstep.report.records import problem
 from keepstep.stack.named import find_stack
 
@@ -56,6 +57,15 @@ def verify(
             help="Ask about this time instead of now.", metavar="TIME", show_default=False
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare this report.json or report.html with the receipt of its rehearsal; one "
+            "in the rehearsal's folder is compared unasked.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> ExitCode:
     """Verify signature, content and validity of receipts, and that a stack is still what it was.
@@ -63,9 +73,13 @@ def verify(
     Exit code 0: all hold; 1: one is changed, expired, drifted, or signed by an unknown key; 3: it
     cannot be checked.
     """
+    if report is not None and not report.is_file():
+        raise ValueError(f"--report {report}: wanted a report.json or report.html")
     trusted, files, time = trusted_keys(key), find(paths), time_of(at)
     drift = None if stack is None else _against(stack)
-    found = [(path, _verify(path, trusted, time, drift)) for path in files]
+    found = [(path, _verify(path, trusted, time, drift, report)) for path in files]
+    if report is not None and not any(_is_whole(each) for _, each in found):
+        raise ValueError(f"--report {report}: wanted the receipt of its rehearsal as well")
     answer, reason = worst(each.answer for _, each in found), _not_compared(found, stack)
     if reason and answer is Answer.YES:
         answer = Answer.UNKNOWN
@@ -90,6 +104,7 @@ def _verify(
     trusted: dict[str, PublicKey],
     time: datetime,
     drift: Callable[[Receipt], Drift | None] | None,
+    report: Path | None,
 ) -> Verified:
     found = examine(read(path), trusted, at=time, problem=problem, drift=drift)
     if found.receipt is None or found.answer is Answer.NO:
@@ -97,7 +112,23 @@ def _verify(
     counted = check_counted(found.receipt, path)
     if counted is None:
         return found
-    return Verified(receipt=found.receipt, checks=(*found.checks, counted))
+    reports = (check_report(found.receipt, each) for each in _reports(path, report))
+    return Verified(receipt=found.receipt, checks=(*found.checks, counted, *reports))
+
+
+def _is_whole(found: Verified) -> bool:
+    """Return whether it is the receipt over a whole rehearsal; one that nobody can read may be."""
+    return found.receipt is None or found.receipt.kind is Kind.REHEARSAL
+
+
+def _reports(path: Path, named: Path | None) -> list[Path]:
+    """Return the reports to compare with a rehearsal's receipt: the one named, or those there."""
+    if named is not None:
+        return [named]
+    folder = path.resolve().parent
+    if folder.name != FOLDER:
+        return []
+    return [file for name in (REPORT, PAGE) if (file := folder.parent / name).is_file()]
 
 
 def _not_compared(found: list[tuple[Path, Verified]], stack: str | None) -> str:

@@ -22,8 +22,8 @@ from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.rehearse import Rehearsed, Request
 from keepstep.rehearsal.rehearse import rehearse as run_rehearsal
+from keepstep.report.compared import PAGE, REPORT, page_of
 from keepstep.report.data import as_json
-from keepstep.report.html import as_html
 from keepstep.report.summary import verdict_of
 from keepstep.report.text import as_text
 
@@ -133,8 +133,9 @@ def _run(request: Request, out: Path, json_wanted: bool) -> ExitCode:
 
 
 def _write(found: Rehearsed, folder: Folder) -> Path:
-    folder.write_text("report.json", as_json(found.rehearsal, found.receipt))
-    return folder.write_text("report.html", as_html(found.rehearsal, found.receipt))
+    report = as_json(found.rehearsal, found.receipt)
+    folder.write_text(REPORT, report)
+    return folder.write_text(PAGE, page_of(report, found.receipt))
 
 
 def _listed(plan: Plan) -> list[str]:

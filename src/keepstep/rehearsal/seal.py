@@ -17,9 +17,8 @@ from keepstep.receipt.material import Material
 from keepstep.receipt.sealed import seal
 from keepstep.receipt.statement import Kind
 from keepstep.rehearsal.folder import Folder
+from keepstep.report.compared import WHOLE
 from keepstep.report.model import ReceiptFile, Rehearsal
-
-REHEARSAL = "rehearsal"  # the name of the receipt over all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class Seal:
     def rehearsal(self, rehearsal: Rehearsal, found: Material, end: datetime | None) -> ReceiptFile:
         """Sign the whole, which names the digest of every other receipt."""
         records = rehearsal.model_dump(mode="json")
-        return self._write(REHEARSAL, Kind.REHEARSAL, {}, records, found, end)
+        return self._write(WHOLE, Kind.REHEARSAL, {}, records, found, end)
 
     def _write(
         self,

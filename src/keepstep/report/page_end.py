@@ -56,9 +56,10 @@ def _what_is_signed(rehearsal: Rehearsal, sealed: ReceiptFile | None) -> Markup:
         tag("dl", receipt, plan, verify, class_="signed mono"),
         tag(
             "p",
-            "The receipts are signed, this page is not: compare it with what is printed by ",
+            "The receipts are signed, this page is not: before you sign it, give the command "
+            "above, which compares the page with them, or read what is printed by ",
             show,
-            " before you sign it.",
+            ".",
             class_="soft",
         ),
     )
