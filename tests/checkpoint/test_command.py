@@ -152,8 +152,11 @@ def test_verify_names_the_damaged_file(checkpoint: Checkpoint, capsys: Capture) 
     code, out, _ = run(capsys, "verify", str(folder))
     assert (code, out.splitlines()[0]) == (ExitCode.FAIL, f"{folder}: damaged")
     assert "  damage: __0_0.distcp: w at byte 0: " in out
+    step = next(line for line in out.splitlines() if line.startswith("next: "))
+    assert step.startswith("next: bring the file back from a copy of this checkpoint")
     code, found = run_json(capsys, "verify", str(folder))
     assert (code, found["verdict"]) == (ExitCode.FAIL, "fail")
+    assert f"next: {found['findings'][0]['mend']}" == step
 
 
 def test_a_difference_fails_and_a_hint_is_inconclusive(

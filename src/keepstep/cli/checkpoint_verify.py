@@ -10,12 +10,14 @@ import typer
 
 from keepstep.checkpoint.compare import Difference, compare
 from keepstep.checkpoint.findings import Verification, Weight
+from keepstep.checkpoint.mending import mends
 from keepstep.checkpoint.store import open_store
 from keepstep.checkpoint.verify import verify as verify_store
 from keepstep.cli.checkpoint_answer import PathArgument, answered, count_text, size_text
 from keepstep.exit_codes import ExitCode
 
 _SHOWN = 40
+_STEPS = 10  # actions that are shown
 
 
 @answered
@@ -36,10 +38,11 @@ def verify(
     found = verify_store(store)
     compared = None if other is None else compare(store, open_store(other))
     code = _code(found, compared)
+    actions = mends(store, found)
     if as_json:
-        print(json.dumps(_json(path, other, found, compared, code)))
+        print(json.dumps(_json(path, other, found, actions, compared, code)))
     else:
-        print("\n".join(_lines(path, other, found, compared, code)))
+        print("\n".join(_lines(path, other, found, actions, compared, code)))
     return code
 
 
@@ -57,13 +60,17 @@ def _json(
     path: str,
     other: str | None,
     found: Verification,
+    actions: list[str],
     compared: tuple[int, list[Difference]] | None,
     code: ExitCode,
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "path": path,
         "verdict": code.name.lower(),
-        "findings": [asdict(finding) for finding in found.findings],
+        "findings": [
+            {**asdict(finding), "mend": action}
+            for finding, action in zip(found.findings, actions, strict=True)
+        ],
         "slices_checked": found.checked,
         "slices_not_checked": found.unchecked,
         "bytes_checked": found.bytes,
@@ -83,6 +90,7 @@ def _lines(
     path: str,
     other: str | None,
     found: Verification,
+    actions: list[str],
     compared: tuple[int, list[Difference]] | None,
     code: ExitCode,
 ) -> list[str]:
@@ -107,4 +115,8 @@ def _lines(
         lines += [f"  {each.name}: {each.text}" for each in differences[:_SHOWN]]
     if found.recovery:
         lines.append(f"every file is complete; recover it: {found.recovery}")
+    steps = [each for each in dict.fromkeys(actions) if each != found.recovery]
+    lines += [f"next: {step}" for step in steps[:_STEPS]]
+    if len(steps) > _STEPS:
+        lines.append(f"next: ... and {len(steps) - _STEPS} more (all with --json)")
     return lines
