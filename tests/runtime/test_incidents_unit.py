@@ -11,7 +11,6 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ import pytest
 from keepstep.incident.manifest import DUMP, NAME, STACKS, Artifact, Manifest
 from keepstep.runtime import incidents, vault
 from keepstep.runtime import protocol as p
-from keepstep.runtime.agent import Agent, AgentConfig
+from keepstep.runtime.agent_config import AgentConfig
+from keepstep.runtime.agent_events import AgentEvents
+from keepstep.runtime.evidence import Evidence
 from keepstep.runtime.incidents import (
     NO_PY_SPY,
     IncidentWriter,
@@ -30,6 +31,7 @@ from keepstep.runtime.incidents import (
     ending,
     remove_old,
 )
+from keepstep.runtime.processes import Processes
 from tests.incident.making import incident
 
 MEMBERS = [[0, 10, "a", "host"], [1, 11, "a", "host"], [2, 12, "b", "far"]]
@@ -224,14 +226,11 @@ def test_what_a_killed_agent_left_is_replaced(place: Place) -> None:
 
 def test_an_agent_tells_what_was_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
-
-    async def write() -> None:
-        agent = Agent(replace(place.config, host="127.0.0.1"), told.append)
-        await agent._write_incident(message())
-        agent._server.close()
-
+    processes = Processes(place.config, lambda _: None, lambda _: None)
+    events = AgentEvents("a", "host", told.append)
+    evidence = Evidence(place.config, processes, events, lambda _: None)
     monkeypatch.setattr(os, "fsync", full)
-    asyncio.run(write())
+    asyncio.run(evidence.write(message()))
     assert [(fact["event"], fact["incident"]) for fact in told] == [
         ("incident_lost", message().name)
     ]

@@ -14,7 +14,8 @@ from keepstep.runtime import protocol as p
 from keepstep.runtime.progress import Phase
 
 if TYPE_CHECKING:
-    from keepstep.runtime.agent import Agent, WorkerProcess
+    from keepstep.runtime.agent import Agent
+    from keepstep.runtime.processes import WorkerProcess
 
 # A wait shorter than this is no news: ranks reach a collective one after the other, and what is
 # known of them is up to a tenth of a second old on this host and a second old of another one.

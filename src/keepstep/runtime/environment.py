@@ -7,14 +7,10 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.config import ENVIRONMENT, WorkerConfig
-
-if TYPE_CHECKING:
-    from keepstep.runtime.agent import AgentConfig
-    from keepstep.runtime.inject import Injection
-
+from keepstep.runtime.inject import Injection
 
 RECORDED = "256"  # collectives that the flight recorder of a worker keeps, if nobody says more
 

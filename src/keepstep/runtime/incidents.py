@@ -19,14 +19,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keepstep.incident.manifest import DUMP, NAME, STACKS, Artifact, Manifest, RankFacts, describe
 from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
-
-if TYPE_CHECKING:
-    from keepstep.runtime.agent import AgentConfig
+from keepstep.runtime.agent_config import AgentConfig
 
 JUDGE_LIMIT = 20.0  # seconds
 LOOK_LIMIT = 5.0  # seconds that writing waits for a py-spy that still runs

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keepstep.runtime.agent import Agent, AgentConfig
+from keepstep.runtime.agent import Agent
+from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.metrics import MetricsServer

@@ -1,0 +1,72 @@
+"""What the agent sees of its workers without asking them, and when the coordinator is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from keepstep.runtime import procfs
+from keepstep.runtime import protocol as p
+from keepstep.runtime.processes import WorkerProcess
+from keepstep.runtime.progress import Slot, seconds_since
+from keepstep.runtime.settings import Times
+
+_ROW = list(p.Progress.__dataclass_fields__)
+
+
+class Beats:
+    """Decides when the progress of all workers is due at the coordinator."""
+
+    def __init__(self) -> None:
+        """The first beat is due at once."""
+        self._last = 0.0
+        self._stalled: set[int] = set()  # members that had run out of patience then
+
+    def due(self, now: float, stalled: set[int], times: Times) -> bool:
+        """Return whether to send one now: when it is time, at once when a stall shows."""
+        interval = times.urgent_beat if stalled else times.beat
+        if stalled == self._stalled and now - self._last < interval:
+            return False
+        self._stalled, self._last = stalled, now
+        return True
+
+
+def beat(now: float, rows: list[p.Progress]) -> p.Beat:
+    """Return the message."""
+    return p.Beat(sent=now, workers=[_row(progress) for progress in rows])
+
+
+def _row(progress: p.Progress) -> list[Any]:
+    return [getattr(progress, name) for name in _ROW]
+
+
+def read_progress(worker: WorkerProcess, patience: float) -> p.Progress:
+    """Return what the worker's record and the kernel say about it."""
+    now = time.monotonic_ns()
+    record = worker.progress
+    sequence = record[Slot.SEQUENCE]
+    if sequence != worker.sequence[0]:
+        # It shows late, so it counts as progress only in a step that has become long.
+        is_news = seconds_since(record[Slot.CHANGED], now) >= patience / 2
+        worker.sequence = (sequence, now if is_news else worker.sequence[1])
+    changed = max(record[Slot.CHANGED], worker.sequence[1])
+    age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
+    state, cpu = "S", False
+    if age >= patience / 2:
+        state, used = procfs.state_and_work(worker.process.pid)
+        cpu = used - worker.cpu[0] > 0.2 * (now - worker.cpu[1]) / 1e9
+        worker.cpu = (used, now)
+    return p.Progress(
+        wid=worker.wid,
+        generation=record[Slot.GENERATION],
+        step=record[Slot.STEP],
+        committed=record[Slot.COMMITTED],
+        phase=record[Slot.PHASE],
+        age=round(age, 4),
+        side_age=round(seconds_since(record[Slot.SIDE], now), 4),
+        sequence=sequence,
+        state=state,
+        cpu=cpu,
+        step_seconds=record[Slot.STEP_NS] / 1e9,
+        busy_seconds=record[Slot.BUSY_NS] / 1e9,
+    )
