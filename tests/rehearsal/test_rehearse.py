@@ -190,3 +190,38 @@ def test_a_damaged_stack_is_not_made_anew(
     (stack_folder("2.15.0") / STACK).write_text("{")
     assert rehearse(plan, tmp_path / "out") == ExitCode.USAGE
     assert "keepstep stack remove 2.15.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"format": 1}', "\x00" * 200])
+def test_a_damaged_head_is_not_replaced_silently(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
+) -> None:
+    out = tmp_path / "out"
+    execute(["rehearse", str(plan), "--out", str(out), "--minutes", "0"])
+    head = out / "rehearsal.json"
+    head.write_text(left)
+    other = tmp_path / "other.toml"
+    other.write_text(plan.read_text() + "# another one\n")
+    assert rehearse(other, out) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "rehearsal.json: it is damaged" in told
+    assert "--out DIR" in told
+    assert head.read_text() == left, "nothing was changed"
+    (out / "plan.toml").unlink()
+    assert rehearse(plan, out) == ExitCode.USAGE
+    assert head.read_text() == left
+
+
+def test_a_damaged_head_beside_the_same_plan_is_taken_up_with_a_note(
+    plan: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    rehearse(plan, out)
+    before = runs(out)
+    (out / "rehearsal.json").write_text("{")
+    for _ in range(2):  # and it stays noted
+        assert rehearse(plan, out) == ExitCode.INCONCLUSIVE
+        assert runs(out) == before
+        (note,) = json.loads((out / "report.json").read_text())["rehearsal"]["notes"]
+        assert "rehearsal.json was damaged" in note
+    assert (out / "rehearsal.json.damaged").read_text() == "{"

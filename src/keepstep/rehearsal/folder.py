@@ -27,10 +27,15 @@ from keepstep.whole import write_whole
 Kept = TypeVar("Kept", bound=Facts)
 
 HEAD, PLAN, LOCK = "rehearsal.json", "plan.toml", "lock"
+DAMAGED = ".damaged"  # ends the name of what was put out of the way
 
 
 class OtherRehearsalError(ValueError):
     """The folder holds something else, or somebody is at work in it."""
+
+
+class DamagedHeadError(OtherRehearsalError):
+    """The file that says what the folder is about cannot be read."""
 
 
 class Head(Facts):
@@ -41,6 +46,7 @@ class Head(Facts):
     started: str  # ISO 8601, UTC
     keepstep: str  # version
     resumed: tuple[str, ...] = ()  # when it was taken up again
+    notes: tuple[str, ...] = ()  # what a reader of the report must know of the folder
 
 
 class Folder:
@@ -63,11 +69,42 @@ class Folder:
         return self.path / "drills" / file_name(name)
 
     def read_head(self) -> Head | None:
-        """Return what the folder is about; None for a new one."""
-        return self._read(self.path / HEAD, Head)
+        """Return what the folder is about; None for a new one.
+
+        Raises:
+            DamagedHeadError: It is there and cannot be read.
+        """
+        path = self.path / HEAD
+        try:
+            return Head.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            raise DamagedHeadError(
+                f"{path}: it is damaged, so nobody knows which plan the runs beside it are of; "
+                "wanted what keepstep rehearse wrote: put the whole file back, or use a new "
+                "folder: --out DIR"
+            ) from None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a rehearsal was begun in it."""
+        return (self.path / HEAD).exists()
+
+    def has_plan(self, sha256: str) -> bool:
+        """Return whether the plan that was kept here is the one with this digest."""
+        try:
+            return digest((self.path / PLAN).read_text(encoding="utf-8")) == sha256
+        except (FileNotFoundError, UnicodeDecodeError):
+            return False
 
     def write_head(self, head: Head, plan: str) -> None:
-        """Say what the folder is about."""
+        """Say what the folder is about; a damaged head is kept beside the new one."""
+        try:
+            self.read_head()
+        except DamagedHeadError:
+            damaged = (self.path / HEAD).read_bytes()
+            (self.path / f"{HEAD}{DAMAGED}").write_bytes(damaged)
         write_whole(self.path / PLAN, [plan])
         self._write(self.path / HEAD, head)
 
@@ -124,7 +161,7 @@ class Folder:
 
 
 def _put_away(path: Path) -> None:
-    path.replace(path.with_name(f"{path.name}.damaged"))
+    path.replace(path.with_name(f"{path.name}{DAMAGED}"))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,15 @@ from keepstep.canary.schedule import schedule
 from keepstep.receipt.keys import SigningKey
 from keepstep.rehearsal.assemble import Seen, all_material, assemble, sign_all
 from keepstep.rehearsal.drilling import Drill, drills_of, run_drills
-from keepstep.rehearsal.folder import Folder, Head, OtherRehearsalError, digest
+from keepstep.rehearsal.folder import (
+    DAMAGED,
+    HEAD,
+    DamagedHeadError,
+    Folder,
+    Head,
+    OtherRehearsalError,
+    digest,
+)
 from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.matrix_runs import Runs, run_matrix
 from keepstep.rehearsal.scripts import script_of
@@ -26,6 +34,12 @@ from keepstep.rehearsal.stacks import live_facts, prepare
 from keepstep.report.model import OVER, ReceiptFile, Rehearsal
 
 Say = Callable[[str], None]
+
+_DAMAGED = (
+    f"{HEAD} was damaged (it is kept as {HEAD}{DAMAGED}); the plan beside it is this one, so its "
+    "runs and drills count; when the first of them began is not known, and the time in this report "
+    "is when they were taken up"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +66,7 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
     """Run what is not on disk yet, judge all of it, and sign it.
 
     Raises:
-        OtherRehearsalError: The folder belongs to another plan.
+        OtherRehearsalError: The folder belongs to another plan, or does not say to which.
         ValueError, OSError: A job, a stack or the disk is not as it should be.
     """
     plan, is_over = request.plan, over_after(request.minutes)
@@ -119,7 +133,7 @@ def _work(seen: Seen) -> float:
 
 def _notes(head: Head, runs: Runs) -> tuple[str, ...]:
     """Return what a reader must know of how it went."""
-    found = []
+    found = [*head.notes]
     if head.resumed:
         times = ", ".join(head.resumed)
         found.append(
@@ -137,9 +151,16 @@ def _runs(count: int) -> str:
 
 def _head(request: Request, folder: Folder) -> Head:
     """Return what the folder is about; nothing is written."""
-    wanted, head = digest(request.text), folder.read_head()
+    wanted = digest(request.text)
+    new = Head(plan_sha256=wanted, started=_now(), keepstep=__version__)
+    try:
+        head = folder.read_head()
+    except DamagedHeadError:
+        if not folder.has_plan(wanted):
+            raise
+        return new.model_copy(update={"notes": (_DAMAGED,)})
     if head is None:
-        return Head(plan_sha256=wanted, started=_now(), keepstep=__version__)
+        return new
     if head.plan_sha256 != wanted:
         raise OtherRehearsalError(
             f"{folder.path}: it holds a rehearsal of another plan (plan.toml in it); wanted a new "
@@ -150,7 +171,7 @@ def _head(request: Request, folder: Folder) -> Head:
 
 def _taken_up(head: Head, folder: Folder) -> Head:
     """Return the head of a rehearsal that goes on; of a new one, the same."""
-    if folder.read_head() is None:
+    if not folder.is_begun:
         return head
     return head.model_copy(update={"resumed": (*head.resumed, _now())})
 
