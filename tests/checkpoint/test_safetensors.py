@@ -242,3 +242,52 @@ def test_a_tensor_in_two_files_without_offsets(folder: Path) -> None:
     header, size = header_of({"a": [3, 4]})
     (folder / TWO).write_bytes(safetensors(header, bytes(size)))
     assert codes(folder) == [(Weight.DAMAGE, "structure", ONE)]
+
+
+# A run, not a checkpoint: its folders hold safetensors files, and it has none of its own.
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    for step in (100, 200):
+        shutil.copytree(folder, root / f"checkpoint-{step}")
+    (root / "config.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize("command", [["readers"], ["inspect"], ["verify"]])
+def test_a_folder_of_steps_is_not_taken_for_one_checkpoint(
+    command: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = execute(["checkpoint", *command, str(run)])
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (ExitCode.FAIL, "")
+    assert f"a folder with 2 of them, such as {run}/checkpoint-100: name one" in printed.err
+    assert f"keepstep checkpoint status {run} --for MINOR" in printed.err
+
+
+def test_status_looks_at_each_of_the_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["checkpoint", "status", str(run), "--for", "2.14"]) == ExitCode.PASS
+    assert "PyTorch 2.14 can go back to checkpoint-200, the newest" in capsys.readouterr().out
+
+
+def test_one_of_the_steps_is_not_taken_for_a_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["checkpoint", "status", str(folder), "--for", "2.14"]) == ExitCode.FAIL
+    assert "this is one checkpoint" in capsys.readouterr().err
+
+
+def test_parts_of_a_model_have_no_steps(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoint-100").rename(run / "encoder")
+    (run / "checkpoint-200").rename(run / "decoder")
+    shutil.copytree(run / "decoder", run / "decoder" / "sharded")  # belongs to the decoder
+    assert execute(["checkpoint", "readers", str(run)]) == ExitCode.FAIL
+    assert f"a folder with 2 of them, such as {run}/decoder: name one\n" in capsys.readouterr().err
+
+
+def test_an_index_whose_files_are_all_missing_is_damage(folder: Path) -> None:
+    for name in (ONE, TWO):
+        (folder / name).unlink()
+    assert (Weight.DAMAGE, "missing-file", ONE) in codes(folder)

@@ -17,6 +17,8 @@ TEMPORARY = ".metadata.tmp"
 RANK_LOCAL = re.compile(r"__(\d+)\.metadata")
 HF_INDEX = "model.safetensors.index.json"
 
+_NUMBERED = re.compile(r".*\d(?:\.ckpt)?")  # how the name of a step ends
+
 # Bytes. The first tensor begins within 400 in most files, in a few behind thousands of objects;
 # beyond _FAR (about 10,000 objects) the limited process is faster.
 _HEAD, _FAR, _TAIL = 1 << 16, 1 << 19, 1 << 14
@@ -60,19 +62,49 @@ def find_readers(store: Store) -> Readers:
             f"{GLOBAL}. No version loads it. See whether it is complete: "
             f"keepstep checkpoint verify {store.address}"
         )
-    tensors = [name for name in files if name.endswith(".safetensors")]
-    below = sorted(name.rpartition("/")[0] for name in files if name.endswith(f"/{GLOBAL}"))
-    if tensors and not (below and all("/" in name for name in tensors)):
+    if holds_safetensors(files):
         return _huggingface(files)
-    if below:
-        raise NotACheckpointError(
-            f"{store.address}: no checkpoint, but a folder with {len(below)} of them, such as "
-            f"{store.address.rstrip('/')}/{below[0]}: name one, or ask which an older version "
-            f"reads: keepstep checkpoint status {store.address} --for MINOR"
+    raise no_checkpoint(store.address, files)
+
+
+def holds_safetensors(files: dict[str, File]) -> bool:
+    """Tell whether a folder is itself a checkpoint of safetensors files: one lies in it."""
+    return any(
+        name.endswith(".safetensors") and ("/" not in name or HF_INDEX in files) for name in files
+    )
+
+
+def no_checkpoint(address: str, files: dict[str, File]) -> NotACheckpointError:
+    """Return the error about a folder that is none; that it holds several is a common mistake."""
+    below = _checkpoints_below(files)
+    if not below:
+        return NotACheckpointError(
+            f"{address}: no {GLOBAL}, no __0.metadata, no *.safetensors among "
+            f"{len(files)} files: not a distributed checkpoint, or one whose save did not end"
         )
-    raise NotACheckpointError(
-        f"{store.address}: no {GLOBAL}, no __0.metadata, no *.safetensors among "
-        f"{len(files)} files: not a distributed checkpoint, or one whose save did not end"
+    says = (
+        f"{address}: no checkpoint, but a folder with {len(below)} of them, such as "
+        f"{address.rstrip('/')}/{below[0]}: name one"
+    )
+    if any(_NUMBERED.fullmatch(name.partition("/")[0]) for name in below):
+        says += (
+            f", or ask which an older version reads: keepstep checkpoint status {address} "
+            "--for MINOR"
+        )
+    return NotACheckpointError(says)
+
+
+def _checkpoints_below(files: dict[str, File]) -> list[str]:
+    """Return the outermost folders with metadata or safetensors files of their own."""
+    marked = {
+        name.rpartition("/")[0]
+        for name in files
+        if name.endswith((f"/{GLOBAL}", f"/{HF_INDEX}", ".safetensors"))
+    }
+    return sorted(
+        name
+        for name in marked
+        if not any(name[:at] in marked for at, letter in enumerate(name) if letter == "/")
     )
 
 

@@ -69,9 +69,10 @@ def verify_safetensors(store: Store, files: dict[str, File]) -> Verification:
             findings.append(Finding(Weight.DAMAGE, "header", name, str(error)))
             continue
         findings += _places(name, found[name], files[name].size - _end_of_header(store, name))
-    findings += _numbers(files)
+    gaps = _numbers(files)
+    findings += gaps
     if HF_INDEX in files:
-        findings += _index(store, files, found)
+        findings += _index(store, files, found, {gap.file for gap in gaps})
     else:
         findings += _shards(found)
     return Verification(
@@ -187,8 +188,10 @@ def _numbers(files: dict[str, File]) -> list[Finding]:
     return found
 
 
-def _index(store: Store, files: dict[str, File], found: dict[str, list[_Tensor]]) -> list[Finding]:
-    """Compare what the index says with what is in the files."""
+def _index(
+    store: Store, files: dict[str, File], found: dict[str, list[_Tensor]], gaps: set[str]
+) -> list[Finding]:
+    """Compare what the index says with what is in the files; ``gaps`` are known to be missing."""
     try:
         if files[HF_INDEX].size > _LONGEST:
             raise UnsafeMetadataError(f"{files[HF_INDEX].size} bytes; wanted at most {_LONGEST}")
@@ -200,8 +203,7 @@ def _index(store: Store, files: dict[str, File], found: dict[str, list[_Tensor]]
         return [Finding(Weight.DAMAGE, "index", HF_INDEX, str(error))]
     findings = [
         Finding(Weight.DAMAGE, "missing-file", name, f"missing; {HF_INDEX} stores tensors in it")
-        for name in sorted(set(places.values()) - files.keys())
-        if not _NUMBERED.fullmatch(name)  # found already
+        for name in sorted(set(places.values()) - files.keys() - gaps)
     ]
     held = {name: {tensor.name for tensor in tensors} for name, tensors in found.items()}
     for tensor, name in places.items():

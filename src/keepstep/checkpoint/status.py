@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from keepstep.checkpoint.eras import Era, era_of
 from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.peek import peek
-from keepstep.checkpoint.readers import GLOBAL, find_readers, peek_at, verdicts
+from keepstep.checkpoint.readers import GLOBAL, find_readers, holds_safetensors, peek_at, verdicts
 from keepstep.checkpoint.store import Store
 
 # The step is the number that ends the name: step-100, iter_0000100, global_step100, checkpoint-100;
@@ -92,10 +92,10 @@ def find_status(
 
 def no_steps(root: Store) -> NotACheckpointError:
     """Return the error about a folder without steps; the checkpoint itself is a common mistake."""
-    try:
-        root.size(GLOBAL)
+    files = root.files()
+    if GLOBAL in files or holds_safetensors(files):
         says = "this is one checkpoint; wanted: the folder that holds those of a run"
-    except FileNotFoundError:
+    else:
         says = "no folder here has a name that ends in a step number, like step-100"
     return NotACheckpointError(f"{root.address}: {says}")
 

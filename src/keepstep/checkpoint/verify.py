@@ -9,11 +9,18 @@ from math import prod
 
 from keepstep.checkpoint.contents import Contents, Slice, read_slices
 from keepstep.checkpoint.datafiles import lacking, with_linked
-from keepstep.checkpoint.errors import NotACheckpointError, UnsafeMetadataError
+from keepstep.checkpoint.errors import UnsafeMetadataError
 from keepstep.checkpoint.findings import Finding, Verification, Weight, heaviest_first
 from keepstep.checkpoint.names import DTYPES
-from keepstep.checkpoint.readers import GLOBAL, RANK_LOCAL, TEMPORARY
-from keepstep.checkpoint.safetensors import SUFFIX, verify_safetensors
+from keepstep.checkpoint.readers import (
+    GLOBAL,
+    HF_INDEX,
+    RANK_LOCAL,
+    TEMPORARY,
+    holds_safetensors,
+    no_checkpoint,
+)
+from keepstep.checkpoint.safetensors import verify_safetensors
 from keepstep.checkpoint.store import UNFINISHED, File, LocalStore, Store
 from keepstep.checkpoint.stored import DamagedSliceError, check_parts, parts, tensor_part
 
@@ -29,12 +36,9 @@ def verify(store: Store) -> Verification:
     if not names:
         if TEMPORARY in files:
             return _unfinished(store, files)
-        if any(name.endswith(SUFFIX) for name in files):
+        if holds_safetensors(files) or HF_INDEX in files:
             return verify_safetensors(store, files)
-        raise NotACheckpointError(
-            f"{store.address}: no {GLOBAL} and no *{SUFFIX} among {len(files)} files: "
-            "nothing to verify"
-        )
+        raise no_checkpoint(store.address, files)
     return _verify(store, files, names)
 
 
