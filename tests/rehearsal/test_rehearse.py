@@ -151,7 +151,10 @@ def test_the_list_of_cells_runs_nothing(
     plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(["rehearse", str(plan), "--list", "--out", str(tmp_path / "out")]) == 0
-    assert "data_parallel/2.15/gloo: 3 runs" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "data_parallel/2.15/gloo: 3 runs" in told
+    assert told.splitlines()[-2] == "can run here: 15 runs of 5 cells, 0 drills"
+    assert "an upper bound" in told.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 

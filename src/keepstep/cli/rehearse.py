@@ -18,6 +18,8 @@ from keepstep.exit_codes import ExitCode
 from keepstep.incident.answer import printable
 from keepstep.receipt.errors import KeyFileError
 from keepstep.receipt.keys import default_key
+from keepstep.rehearsal.drilling import drills_of
+from keepstep.rehearsal.estimate import estimate
 from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.rehearse import Rehearsed, Request
@@ -66,7 +68,8 @@ def rehearse(
         ),
     ] = None,
     only_list: Annotated[
-        bool, typer.Option("--list", help="List the cells and what can run here; run nothing.")
+        bool,
+        typer.Option("--list", help="List what can run here and how long it takes; run nothing."),
     ] = False,
     print_plan: Annotated[
         bool, typer.Option("--print-plan", help="Print the plan, to start one's own with.")
@@ -84,7 +87,7 @@ def rehearse(
             return ExitCode.PASS
         wanted = read_plan(plan) if plan else default_plan()
         if only_list:
-            print("\n".join(_listed(wanted)))
+            print("\n".join(_listed(wanted, text, out)))
             return ExitCode.PASS
         request = Request(
             plan=wanted,
@@ -138,14 +141,17 @@ def _write(found: Rehearsed, folder: Folder) -> Path:
     return folder.write_text(PAGE, page_of(report, found.receipt))
 
 
-def _listed(plan: Plan) -> list[str]:
+def _listed(plan: Plan, text: str, out: Path) -> list[str]:
     machine = allocation(this_machine())
     lines = []
     for cell in cells(plan):
         why = runnable(cell, machine)
         lines.append(f"{cell.id}: {f'not run: {why}' if why else f'{plan.pairs} runs'}")
         lines.append(f"    {cell.role.value}; {cell.topology}; {cell.proves}")
-    return [*lines, *(f"drill {name}" for name in plan.drills)]
+    for drill in drills_of(plan):
+        needs = f"not run: it needs {drill.gpus} GPU" if drill.gpus > machine.gpus else drill.proves
+        lines.append(f"drill {drill.name}: {needs}")
+    return [*lines, "", *map(printable, estimate(plan, text, machine, out))]
 
 
 def _say(text: str) -> None:

@@ -19,7 +19,18 @@ from keepstep.report.model import OVER, NotRun
 from keepstep.stack.named import Stack
 
 Say = Callable[[str], None]
-Work = Callable[[Path], DrillRecord]  # does a drill in a folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What drills work with."""
+
+    stacks: Mapping[str, Stack]  # by their names in the plan
+    scripts: Mapping[str, Path]  # of the jobs
+    say: Say
+
+
+Work = Callable[[Tools, Path], DrillRecord]  # does a drill in a folder
 
 ON_CPU = "gloo"
 
@@ -44,16 +55,15 @@ class Drills:
 
 def run_drills(
     plan: Plan,
-    stacks: Mapping[str, Stack],
-    scripts: Mapping[str, Path],
+    tools: Tools,
     gpus: int,
     folder: Folder,
-    say: Say,
     is_over: Callable[[], bool] = never,
 ) -> Drills:
     """Run every drill that this machine can run, until time is over."""
     records, not_run = [], []
-    for drill in drills_of(plan, stacks, scripts, say):
+    say = tools.say
+    for drill in drills_of(plan):
         if drill.gpus > gpus:
             why = f"it needs {drill.gpus} GPU, and here are {gpus}"
             not_run.append(NotRun(what=drill.name, proves=drill.proves, why=why))
@@ -64,79 +74,85 @@ def run_drills(
             continue
         if record is None:
             say(f"drill {drill.name}")
-            record = drill.work(folder.drill_folder(drill.name))
+            record = drill.work(tools, folder.drill_folder(drill.name))
             folder.write_drill(record)
             say(f"drill {drill.name}: {record.verdict} in {record.seconds:.0f} s: {record.reason}")
         records.append(record)
     return Drills(records=tuple(records), not_run=tuple(not_run))
 
 
-def drills_of(
-    plan: Plan, stacks: Mapping[str, Stack], scripts: Mapping[str, Path], say: Say
-) -> Iterator[Drill]:
+def drills_of(plan: Plan) -> Iterator[Drill]:
     """Yield the drills of a plan in their order."""
-    old, new = stacks[plan.reference], stacks[plan.candidate]
     if "hang" in plan.drills:
-        yield from _hangs(plan, stacks, say)
+        for stack, spellings in plan.backends.items():
+            yield from (_hang(stack, asked) for asked in spellings)
     if "rollback" in plan.drills:
-        yield from (_rollback(plan, lever, old, new, scripts, say) for lever in LEVERS)
+        yield from (_rollback(plan, lever) for lever in LEVERS)
     if "restore" in plan.drills:
-        again = f"restore/{plan.reference}-and-{plan.candidate}"
-        yield Drill(
-            name=again,
-            gpus=0,
-            proves="checkpoints are read in both directions, and training goes on with them",
-            work=lambda folder: restore(
-                old, new, job=scripts[plan.saving_job], folder=folder, say=say, name=again
-            ),
-        )
+        yield _restore(plan)
     if "replace" in plan.drills:
         swap = f"replace/{plan.candidate}/{ON_CPU}"
         yield Drill(
             name=swap,
             gpus=0,
             proves="a lost rank is replaced inside the living job",
-            work=lambda folder: replace(new, folder=folder, say=say, name=swap),
+            work=lambda tools, folder: replace(
+                tools.stacks[plan.candidate], folder=folder, say=tools.say, name=swap
+            ),
         )
 
 
-def _hangs(plan: Plan, stacks: Mapping[str, Stack], say: Say) -> Iterator[Drill]:
-    for stack, spellings in plan.backends.items():
-        for asked in spellings:
-            spelling, *levers = asked.split()
-            title = f"hang/{stack}/{'+'.join(asked.split())}"
-            yield Drill(
-                name=title,
-                gpus=0 if spelling == ON_CPU else 1,
-                proves="which ranks leave a post-mortem, and that it names the rank that is held",
-                work=_hang(title, stacks[stack], spelling, levers, say),
-            )
-
-
-def _rollback(
-    plan: Plan, lever: str, old: Stack, new: Stack, scripts: Mapping[str, Path], say: Say
-) -> Drill:
-    title = f"rollback/{lever}"
+def _hang(stack: str, asked: str) -> Drill:
+    spelling, *levers = asked.split()
+    title = f"hang/{stack}/{'+'.join(asked.split())}"
+    variables = dict(lever.split("=", 1) for lever in levers)
     return Drill(
         name=title,
-        gpus=0,  # without one it shows what the names stand for, and says what is missing
-        proves=f"the way back works and is verified on every rank: {LEVERS[lever].what}",
-        work=lambda folder: rollback(
-            old,
-            new,
-            job=scripts[plan.saving_job],
+        gpus=0 if spelling == ON_CPU else 1,
+        proves="which ranks leave a post-mortem, and that it names the rank that is held",
+        work=lambda tools, folder: hang(
+            tools.stacks[stack],
+            spelling,
             folder=folder,
-            levers=[lever],
-            owner=plan.rollback.owner,
-            until=plan.rollback.until,
-            say=say,
+            say=tools.say,
+            variables=variables,
             name=title,
         ),
     )
 
 
-def _hang(title: str, stack: Stack, spelling: str, levers: list[str], say: Say) -> Work:
-    variables = dict(lever.split("=", 1) for lever in levers)
-    return lambda folder: hang(
-        stack, spelling, folder=folder, say=say, variables=variables, name=title
+def _rollback(plan: Plan, lever: str) -> Drill:
+    title = f"rollback/{lever}"
+    return Drill(
+        name=title,
+        gpus=0,  # without one it shows what the names stand for, and says what is missing
+        proves=f"the way back works and is verified on every rank: {LEVERS[lever].what}",
+        work=lambda tools, folder: rollback(
+            tools.stacks[plan.reference],
+            tools.stacks[plan.candidate],
+            job=tools.scripts[plan.saving_job],
+            folder=folder,
+            levers=[lever],
+            owner=plan.rollback.owner,
+            until=plan.rollback.until,
+            say=tools.say,
+            name=title,
+        ),
+    )
+
+
+def _restore(plan: Plan) -> Drill:
+    title = f"restore/{plan.reference}-and-{plan.candidate}"
+    return Drill(
+        name=title,
+        gpus=0,
+        proves="checkpoints are read in both directions, and training goes on with them",
+        work=lambda tools, folder: restore(
+            tools.stacks[plan.reference],
+            tools.stacks[plan.candidate],
+            job=tools.scripts[plan.saving_job],
+            folder=folder,
+            say=tools.say,
+            name=title,
+        ),
     )

@@ -68,6 +68,15 @@ class Folder:
         """Return where a drill works."""
         return self.path / "drills" / file_name(name)
 
+    def run_file(self, cell: str, pair: int) -> Path:
+        """Return where the record of a run lies."""
+        return self.run_folder(cell, pair).with_suffix(".json")
+
+    def drill_file(self, name: str) -> Path:
+        """Return where the record of a drill lies."""
+        folder = self.drill_folder(name)
+        return folder.with_name(f"{folder.name}.json")
+
     def read_head(self) -> Head | None:
         """Return what the folder is about; None for a new one.
 
@@ -110,7 +119,7 @@ class Folder:
 
     def read_run(self, cell: str, pair: int) -> RunRecord | None:
         """Return a run that is complete; None when it must be done (again)."""
-        path = self.run_folder(cell, pair).with_suffix(".json")
+        path = self.run_file(cell, pair)
         found = self._read(path, RunRecord)
         if found is not None and (found.cell, found.pair) != (cell, pair):  # somebody copied it
             _put_away(path)
@@ -119,15 +128,15 @@ class Folder:
 
     def write_run(self, record: RunRecord) -> None:
         """Keep a run."""
-        self._write(self.run_folder(record.cell, record.pair).with_suffix(".json"), record)
+        self._write(self.run_file(record.cell, record.pair), record)
 
     def read_drill(self, name: str) -> DrillRecord | None:
         """Return a drill that is complete."""
-        return self._read(self._drill_file(name), DrillRecord)
+        return self._read(self.drill_file(name), DrillRecord)
 
     def write_drill(self, record: DrillRecord) -> None:
         """Keep a drill."""
-        self._write(self._drill_file(record.name), record)
+        self._write(self.drill_file(record.name), record)
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file of the report."""
@@ -140,10 +149,6 @@ class Folder:
         path = self.receipts / f"{file_name(name)}.json"
         write_whole(path, [envelope.decode("ascii")])
         return path
-
-    def _drill_file(self, name: str) -> Path:
-        folder = self.drill_folder(name)
-        return folder.with_name(f"{folder.name}.json")
 
     def _write(self, path: Path, record: Facts) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,6 +163,14 @@ class Folder:
         except ValidationError:
             _put_away(path)
             return None
+
+
+def look(path: Path, kind: type[Kept]) -> Kept | None:
+    """Return a record, None where there is none that can be read; nothing is changed."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _put_away(path: Path) -> None:

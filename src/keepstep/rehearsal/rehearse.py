@@ -15,7 +15,7 @@ from keepstep.canary.plan import Plan
 from keepstep.canary.schedule import schedule
 from keepstep.receipt.keys import SigningKey
 from keepstep.rehearsal.assemble import Seen, all_material, assemble, sign_all
-from keepstep.rehearsal.drilling import Drill, drills_of, run_drills
+from keepstep.rehearsal.drilling import Drill, Tools, drills_of, run_drills
 from keepstep.rehearsal.folder import (
     DAMAGED,
     HEAD,
@@ -76,7 +76,7 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
     stacks = prepare(plan, say)
     machine_has = allocation(machine)
     matrix = cells(plan)
-    drills_wanted = tuple(drills_of(plan, stacks, scripts, say))
+    drills_wanted = tuple(drills_of(plan))
     if request.minutes != 0 and _is_open(plan, matrix, machine_has, drills_wanted, folder):
         head = _taken_up(head, folder)
     # Only now: a plan that cannot be used must not keep the folder from the mended one.
@@ -91,7 +91,8 @@ def rehearse(request: Request, folder: Folder, say: Say) -> Rehearsed:
         say=say,
         is_over=is_over,
     )
-    drills = run_drills(plan, stacks, scripts, len(machine.gpus), folder, say, is_over)
+    tools = Tools(stacks=stacks, scripts=scripts, say=say)
+    drills = run_drills(plan, tools, len(machine.gpus), folder, is_over)
     seen = Seen(
         plan=plan,
         cells=matrix,
