@@ -17,6 +17,22 @@ MISTAKES = {
     "key of a job": ("refusal =", "refusel =", "jobs.many_devices.refusel", "'refusal'?"),
     "text for a number": ("pairs = 5", 'pairs = "five"', "pairs: saw 'five'", "integer"),
     "too few pairs": ("pairs = 5", "pairs = 2", "pairs: saw 2", "greater than or equal to 3"),
+    "no pairs": ("pairs = 5", "pairs = 0", "pairs: saw 0", "greater than or equal to 3"),
+    "negative pairs": ("pairs = 5", "pairs = -3", "pairs: saw -3", "greater than or equal to 3"),
+    "many pairs": ("pairs = 5", f"pairs = {10**30}", "pairs: saw 1000", "less than or equal to 60"),
+    "pairs as text": ("pairs = 5", 'pairs = "5"', "pairs: saw '5'", "integer"),
+    "pairs as fraction": ("pairs = 5", "pairs = 5.0", "pairs: saw 5.0", "integer"),
+    "pairs as truth": ("pairs = 5", "pairs = true", "pairs: saw True", "integer"),
+    "seed as text": ("seed = 7", 'seed = "7"', "seed: saw '7'", "integer"),
+    "seed as truth": ("seed = 7", "seed = true", "seed: saw True", "integer"),
+    "seed as fraction": ("seed = 7", "seed = 7.0", "seed: saw 7.0", "integer"),
+    "seed too large": ("seed = 7", f"seed = {1 << 64}", f"seed: saw {1 << 64}", "less than"),
+    "seed too small": ("seed = 7", f"seed = {-(1 << 63) - 1}", "seed: saw -92233", "greater than"),
+    "margin as text": ("step = 0.05", 'step = "0.05"', "cpu.step: saw '0.05'", "number"),
+    "ranks as truth": ("ranks = 2", "ranks = true", "2 ranks.ranks: saw True", "integer"),
+    "limit as text": ("run_s = 120", 'run_s = "120"', "limits.run_s: saw '120'", "number"),
+    "endless number": ("seed = 7", f"seed = {'7' * 5000}", "not TOML", "digits"),
+    "endless list": ("seed = 7", f"seed = {'[' * 5000}", "not TOML", "recursion"),
     "unknown drill": ('["hang", ', '["hnag", ', "drills.0: saw 'hnag'", "Did you mean 'hang'?"),
     "unknown metric": ("step = 0.05", "stepp = 0.05", "margins.cpu: saw 'stepp'", "'step'?"),
     "unknown role": ('role = "lever"', 'role = "levr"', "beside.0.role", "'lever'?"),
@@ -57,6 +73,13 @@ def test_a_mistake_is_named_with_what_was_wanted(
         read_plan(path)
     assert where in str(caught.value)
     assert wanted in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(1 << 63), (1 << 64) - 1])
+def test_every_seed_of_torch_is_one(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(default_text().replace("seed = 7", f"seed = {seed}", 1))
+    assert read_plan(path).seed == seed
 
 
 def test_a_mistake_is_named_with_its_line(tmp_path: Path) -> None:

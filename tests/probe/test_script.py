@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.probe.options import OptionsError, parse
+from keepstep.cli.main import execute
+from keepstep.exit_codes import ExitCode
+from keepstep.probe.options import OptionsError, check_ranks, parse
 from tests.probe.probing import probed, record, run, variables
 
 SCRIPTS = {
@@ -187,3 +189,42 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     (ended,) = run(probed(tmp_path, "none.py"))
     assert ended.code == 2
     assert "none.py: No such file or directory; wanted a Python script" in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"RANK": "x"}, "RANK='x'"),
+        ({"RANK": ""}, "RANK=''"),
+        ({"RANK": "-1"}, "RANK='-1'"),
+        ({"RANK": "007"}, "RANK='007'"),
+        ({"RANK": "9" * 20}, "RANK='999"),
+        ({"RANK": "0", "LOCAL_RANK": "q"}, "LOCAL_RANK='q'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2"),
+    ],
+)
+def test_variables_that_say_no_rank_are_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionsError, match=f"^{said}.*wanted .*unset RANK"):
+        check_ranks(given)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}]
+)
+def test_variables_that_say_a_rank_are_taken(given: dict[str, str]) -> None:
+    check_ranks(given)
+
+
+def test_the_command_refuses_them_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("print('ran')")
+    assert execute(["probe", "--record", str(script), str(script)]) == ExitCode.USAGE
+    assert "wanted one, or a new name" in capfd.readouterr().err
+    monkeypatch.setenv("RANK", "x")
+    assert execute(["probe", str(script)]) == ExitCode.USAGE
+    told = capfd.readouterr()
+    assert "RANK='x'" in told.err
+    assert "ran" not in told.out

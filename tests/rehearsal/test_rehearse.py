@@ -147,6 +147,15 @@ def test_a_plan_that_cannot_be_meant_is_refused_before_anything_runs(
     assert not (tmp_path / "out" / "plan.toml").exists(), "the mended plan may have the folder"
 
 
+def test_a_plan_in_another_encoding_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_bytes(b"owner = '\xff'")
+    assert rehearse(plan, tmp_path / "out") == ExitCode.USAGE
+    assert "plan.toml: not UTF-8" in capsys.readouterr().err
+
+
 def test_the_list_of_cells_runs_nothing(
     plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

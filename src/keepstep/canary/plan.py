@@ -18,7 +18,10 @@ from keepstep.canary.metrics import METRICS
 from keepstep.canary.plan_text import PlanError, near, parse
 
 Drill = Literal["hang", "rollback", "restore", "replace"]
-Margin = Annotated[float, Field(gt=0, lt=1)] | Literal["informative"]
+# TOML has numbers: text, true and 5.0 in the place of 5 are mistakes, not other ways to write it.
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Margin = Annotated[Number, Field(gt=0, lt=1)] | Literal["informative"]
 
 _PLACES = ("backend", "seed", "checkpoint")  # filled in, in the arguments of a job
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of what becomes a part of a cell's id
@@ -40,9 +43,9 @@ class Job(Facts):
 class Topology(Facts):
     """How many processes run where."""
 
-    ranks: Annotated[int, Field(ge=1)]  # in all: the world size
-    nodes: Annotated[int, Field(ge=1)] = 1
-    gpus: Annotated[int, Field(ge=0)] = 0  # in all
+    ranks: Annotated[Whole, Field(ge=1)]  # in all: the world size
+    nodes: Annotated[Whole, Field(ge=1)] = 1
+    gpus: Annotated[Whole, Field(ge=0)] = 0  # in all
     arguments: tuple[str, ...] = ()  # that the job gets besides, such as how it binds its device
     variables: dict[str, str] = Field(default_factory=dict)
     suffix: str = ""  # of the ids of its cells, where two would be the same without
@@ -73,18 +76,18 @@ class Beside(Facts):
 class Parity(Facts):
     """How equal losses and gradient norms of the first steps must be."""
 
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0  # relative; 0: to the last bit
+    tolerance: Annotated[Number, Field(ge=0, lt=1)] = 0.0  # relative; 0: to the last bit
     reason: str = ""  # why they may differ; demanded where they may
 
 
 class Limits(Facts):
     """What a run may take. Seconds and bytes."""
 
-    run_s: Annotated[float, Field(gt=0)] = 120.0
-    shutdown_s: Annotated[float, Field(gt=0)] = 30.0
-    memory_bytes: Annotated[int, Field(gt=0)] | None = None  # of one rank, at the peak
-    memory_growth: Annotated[float, Field(gt=0)] = 0.25  # over the reference, before and at peak
-    artifacts: Annotated[int, Field(ge=0)] = 0  # recorder dumps that each rank leaves, exactly
+    run_s: Annotated[Number, Field(gt=0)] = 120.0
+    shutdown_s: Annotated[Number, Field(gt=0)] = 30.0
+    memory_bytes: Annotated[Whole, Field(gt=0)] | None = None  # of one rank, at the peak
+    memory_growth: Annotated[Number, Field(gt=0)] = 0.25  # over the reference, before and at peak
+    artifacts: Annotated[Whole, Field(ge=0)] = 0  # recorder dumps that each rank leaves, exactly
 
 
 class Rollback(Facts):
@@ -116,10 +119,10 @@ class Plan(Facts):
     format: Literal[1]
     reference: str  # the stack that everything is compared with
     candidate: str  # the stack that everybody is to get
-    pairs: Annotated[int, Field(ge=3, le=60)] = 5
-    seed: int = 7
-    planted: Annotated[float, Field(gt=0, lt=1)] = 0.10  # slowdown and gain of the controls
-    valid_days: Annotated[int, Field(ge=1, le=366)] = 30  # of receipts
+    pairs: Annotated[Whole, Field(ge=3, le=60)] = 5
+    seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 64)] = 7  # what torch.manual_seed takes
+    planted: Annotated[Number, Field(gt=0, lt=1)] = 0.10  # slowdown and gain of the controls
+    valid_days: Annotated[Whole, Field(ge=1, le=366)] = 30  # of receipts
     drills: tuple[Drill, ...] = ()
     saving_job: str = ""  # that the drills rollback and restore save and resume
     expected_warnings: tuple[str, ...] = ()  # parts of texts that may be new

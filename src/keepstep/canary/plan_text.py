@@ -36,7 +36,7 @@ def parse(text: str, name: str, record: type[_Record]) -> _Record:
     """
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 5,000 lists
         raise PlanError(f"{name}: not TOML: {error}") from None
     try:
         return record.model_validate(values)

@@ -108,7 +108,7 @@ def _environment() -> dict[str, str]:
 def _read(path: Path) -> RankRecord | None:
     try:
         return RankRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None  # the probe has said why
 
 

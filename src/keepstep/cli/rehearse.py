@@ -109,6 +109,8 @@ def _text_of(plan: Path) -> str:
         return plan.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{plan}: {error.strerror}; wanted a plan in TOML") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{plan}: not UTF-8: {error}; wanted a plan in TOML") from None
 
 
 def _run(request: Request, out: Path, json_wanted: bool) -> ExitCode:

@@ -5,10 +5,11 @@ The exit code is the script's.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from keepstep.probe import script
-from keepstep.probe.options import OptionsError, parse
+from keepstep.probe.options import OptionsError, check_ranks, parse
 from keepstep.probe.plants import PlantError
 from keepstep.probe.watch import INTERRUPTED, Watch
 
@@ -19,6 +20,7 @@ def main() -> None:
     """Run the script of the command line."""
     try:
         options = parse(sys.argv[1:])
+        check_ranks(os.environ)
         watch = Watch(options)
         becomes, source = script.become(options.script, options.arguments)
     except (OptionsError, PlantError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +60,10 @@ def parse(words: list[str]) -> Options:
         raise OptionsError(f"no script was named\n{USAGE}")
     if "--record" not in values:
         raise OptionsError(f"--record DIR is missing: where the record is to be written\n{USAGE}")
+    if Path(values["--record"]).exists() and not Path(values["--record"]).is_dir():
+        raise OptionsError(
+            f"--record {values['--record']}: it is no folder; wanted one, or a new name"
+        )
     return Options(
         script=rest[0],
         arguments=rest[1:],
@@ -67,6 +73,31 @@ def parse(words: list[str]) -> Options:
         faster=_factor("--faster", values.get("--faster", "1")),
         plants=plants,
     )
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def check_ranks(variables: Mapping[str, str]) -> None:
+    """Refuse variables that do not say which rank this is: the record would be another one's.
+
+    Raises:
+        OptionsError: It names the variable and what is wanted.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    given = {name: variables[name] for name in names if name in variables}
+    for name, text in given.items():
+        if not _NUMBER.fullmatch(text) or (name == "WORLD_SIZE" and text == "0"):
+            least = 1 if name == "WORLD_SIZE" else 0
+            raise OptionsError(
+                f"{name}={text!r} in the environment: wanted a number from {least} on, as torchrun "
+                "sets it; unset RANK to run as the only rank"
+            )
+    if "RANK" in given and int(given["RANK"]) >= int(given.get("WORLD_SIZE", 10**9)):
+        raise OptionsError(
+            f"RANK={given['RANK']} and WORLD_SIZE={given['WORLD_SIZE']} in the environment: wanted "
+            "a rank below the world size; unset RANK to run as the only rank"
+        )
 
 
 def _factor(name: str, text: str) -> float:
