@@ -31,6 +31,7 @@ def test_a_job_that_is_ready_passes(tmp_path: Path, capsys: pytest.CaptureFixtur
     code, out, err = _check(capsys, script, *FINE)
     assert (code, err) == (0, "")
     assert "nothing found" in out.splitlines()[0]
+    assert out.splitlines()[1] == f"backend: nccl, as it is written ({script}:9)"
     assert "Not looked at (1)" in out  # installed packages
 
 
@@ -73,6 +74,7 @@ def test_the_machine_form_stands_alone(tmp_path: Path, capsys: pytest.CaptureFix
     body = json.loads(out)
     assert (code, err, body["exit_code"]) == (0, "", 0)
     assert (body["from"], body["to"]) == ("2.14", "2.15")
+    assert body["backends"] == [f"nccl, as it is written ({script}:6)"]
     assert {"code", "severity", "file", "line", "column", "text", "why", "mend"} == set(
         body["findings"][0]
     )
@@ -85,6 +87,13 @@ def test_many_places_of_one_rule_are_shortened(
     script = write_job(tmp_path, IMPORTS, INIT, "dist.barrier()\n" * 9)
     _, out, _ = _check(capsys, script, *FINE)
     assert "and 5 more: --json lists all" in out
+
+
+def test_many_groups_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = write_job(tmp_path, IMPORTS, INIT * 9)
+    _, out, _ = _check(capsys, script, *FINE)
+    assert out.count("\nbackend: ") == 4
+    assert "and 5 more backends: --json lists all" in out
 
 
 def test_another_machine_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ class Report:
     findings: tuple[Finding, ...]  # worst first
     not_looked: tuple[NotLooked, ...]
     looked: tuple[str, ...]  # files that were read
+    backends: tuple[str, ...] = ()  # that the groups were taken to have, and why
 
     @property
     def code(self) -> ExitCode:

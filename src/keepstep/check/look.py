@@ -14,6 +14,7 @@ from keepstep.check import (
     native,
     variable_rules,
 )
+from keepstep.check.assumed import assumed
 from keepstep.check.counted import count
 from keepstep.check.finding import Finding, NotLooked, Report, worst_first
 from keepstep.check.machine import look_at_machine
@@ -50,7 +51,7 @@ def look(question: Question, say: Callable[[str], object] = str) -> Report:
         more, unseen = part(scene, question)
         findings += more
         not_looked += unseen
-    return _report(findings, not_looked, code.looked)
+    return _report(findings, not_looked, code.looked, code.backends)
 
 
 def look_at_code(question: Question) -> tuple[Report, Scene]:
@@ -64,14 +65,21 @@ def look_at_code(question: Question) -> tuple[Report, Scene]:
     casts, unseen = native.casts(scene, question.script.resolve().parent)
     findings = [*_broken(sources), *_of_code(scene, question), *casts]
     not_looked = [*sources.not_looked, *_frameworks(sources), *unseen]
-    return _report(findings, not_looked, tuple(module.file for module in sources.modules)), scene
+    looked = tuple(module.file for module in sources.modules)
+    return _report(findings, not_looked, looked, assumed(scene)), scene
 
 
 def _report(
-    findings: list[Finding], not_looked: list[NotLooked], looked: tuple[str, ...]
+    findings: list[Finding],
+    not_looked: list[NotLooked],
+    looked: tuple[str, ...],
+    backends: tuple[str, ...],
 ) -> Report:
     return Report(
-        findings=worst_first(findings), not_looked=tuple(dict.fromkeys(not_looked)), looked=looked
+        findings=worst_first(findings),
+        not_looked=tuple(dict.fromkeys(not_looked)),
+        looked=looked,
+        backends=backends,
     )
 
 

@@ -131,6 +131,7 @@ class Init:
     part: Part
     call: ast.Call
     backends: frozenset[str]  # spellings that it can be given; empty: not known
+    source: str  # where these come from; "" where they are not known
     asked: bool  # whether a backend is passed at all
     bound: bool  # to a device
     timeout: bool  # whether one is passed
@@ -197,10 +198,12 @@ def see(sources: Sources, leap: Leap, launch: Launch, environment: dict[str, str
 
 def _init(part: Part, call: ast.Call, launch: Launch) -> Init:
     backend = argument(call, "backend", 0)
+    backends, source = _spellings(part, backend, launch)
     return Init(
         part=part,
         call=call,
-        backends=frozenset(spellings(part, backend, launch)),
+        backends=frozenset(text.lower() for text in backends),
+        source=source if backends else "",
         asked=not is_none(backend),
         bound=not is_none(argument(call, "device_id")),
         timeout=not is_none(argument(call, "timeout", 2)),
@@ -208,24 +211,31 @@ def _init(part: Part, call: ast.Call, launch: Launch) -> Init:
     )
 
 
-def spellings(part: Part, node: ast.expr | None, launch: Launch) -> set[str]:
-    """Return the backend names that an expression can be; empty where that is not known."""
+def _spellings(part: Part, node: ast.expr | None, launch: Launch) -> tuple[set[str], str]:
+    """Return the backend names that an expression can be, and where they come from.
+
+    Empty where that is not known.
+    """
+    written = "as it is written"
     if node is None:
-        return set()
+        return set(), ""
     if (texts := _constants(node)) is not None:
-        return {text.lower() for text in texts}
+        return texts, written
     if isinstance(node, ast.Name) and node.id in part.strings:
-        return {text.lower() for text in part.strings[node.id]}
+        return part.strings[node.id], f"{written} for {node.id}"
     if part.names.of(node).startswith(f"{DIST}.Backend."):
-        return {part.names.of(node).rpartition(".")[2].lower()}
+        return {part.names.of(node).rpartition(".")[2]}, written
     name = node.attr if isinstance(node, ast.Attribute) else ""
     name = node.id if isinstance(node, ast.Name) else name
+    option = f"--{name.replace('_', '-')}"
     if name in launch.options:
-        return {launch.options[name].lower()}
+        given = launch.options[name]
+        return {given} if given else set(), f"by {option} in the launch line"
     if name in part.options:
         default = argument(part.options[name], "default")
-        return {text.lower() for text in _constants(default) or ()} if default else set()
-    return set()
+        found = (_constants(default) or set()) if default else set()
+        return found, f"the script's default of {option}, which the launch line does not give"
+    return set(), ""
 
 
 def _names_cuda(part: Part) -> bool:

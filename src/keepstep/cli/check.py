@@ -24,7 +24,7 @@ from keepstep.incident.answer import printable
 from keepstep.stack.errors import BadRequestError, UnknownStackError
 from keepstep.stack.named import Stack, find_stack
 
-_MOST_PLACES = 4  # of one finding that is there many times
+_MOST_PLACES = 4  # of one finding, or of groups, that are there many times
 _TITLES = {
     Severity.BREAKS: "Breaks",
     Severity.CHANGES: "Changes",
@@ -126,6 +126,7 @@ def to_json(leap: Leap, report: Report) -> dict[str, object]:
         "from": f"2.{leap.old}",
         "to": f"2.{leap.new}",
         "exit_code": int(report.code),
+        "backends": list(report.backends),
         "findings": [asdict(finding) for finding in report.findings],
         "not_looked": [asdict(each) for each in report.not_looked],
         "looked": list(report.looked),
@@ -134,7 +135,11 @@ def to_json(leap: Leap, report: Report) -> dict[str, object]:
 
 def to_text(script: str, leap: Leap, report: Report) -> str:
     """Return the report for people: the worst first, each place clickable."""
-    lines = [f"{script}, PyTorch {leap}: {_sentence(report)}", ""]
+    lines = [f"{script}, PyTorch {leap}: {_sentence(report)}"]
+    lines += [f"backend: {each}" for each in report.backends[:_MOST_PLACES]]
+    if len(report.backends) > _MOST_PLACES:
+        lines.append(f"and {len(report.backends) - _MOST_PLACES} more backends: --json lists all")
+    lines.append("")
     for severity in Severity:
         of_it = [each for each in report.findings if each.severity is severity]
         if of_it:
