@@ -191,6 +191,16 @@ def test_the_first_gate_that_fails_is_the_reason() -> None:
     assert cell_of(PLAN, runs).reason == "hang: pair 1: not ended; wanted an end within 120 s"
 
 
+def test_what_all_runs_show_alike_is_said_once() -> None:
+    crash = outcome(Outcome.CRASH, reason="rank 1 ended with exit code 1")
+    runs = changed(rehearsal(PLAN), CANDIDATE, crash)
+    said = "3 runs (pairs 0, 1, 2): rank 1 ended with exit code 1"
+    assert gate_of(cell_of(PLAN, runs), "crash").seen == said
+    other = outcome(Outcome.CRASH, reason="rank 0 ended with signal 11")
+    said = "2 runs (pairs 0, 2): rank 1 ended with exit code 1; pair 1: rank 0 ended with signal 11"
+    assert gate_of(cell_of(PLAN, changed(runs, CANDIDATE, other, pair=1)), "crash").seen == said
+
+
 @pytest.mark.parametrize("gate", ["parity", "memory", "backend", "artifacts", "leftovers"])
 def test_what_a_crashed_run_could_not_say_is_inconclusive(gate: str) -> None:
     runs = changed(rehearsal(PLAN), CANDIDATE, outcome(Outcome.CRASH, ranks=()), pair=1)

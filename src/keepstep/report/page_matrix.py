@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keepstep.canary.verdict import CellVerdict, Verdict
+from keepstep.canary.verdict import CellVerdict, GateResult, Verdict
+from keepstep.report.alike import Alike, in_trouble, troubled_gates
 from keepstep.report.figures import count_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids, role_text
 from keepstep.report.markup import Child, Markup, joined, tag
@@ -16,8 +17,8 @@ from keepstep.report.summary import verdict_of_cell
 
 def matrix(rehearsal: Rehearsal) -> Markup:
     """Return all cells at a glance, and those that did not pass in full."""
-    reading = [cell for cell in rehearsal.cells if _needs_reading(cell)]
-    compared = any(cell.verdict and cell.verdict.soft for cell in reading)
+    reading = in_trouble(rehearsal.cells)
+    compared = any(each.found.soft for each in reading)
     return section(
         "matrix",
         "The matrix",
@@ -27,7 +28,7 @@ def matrix(rehearsal: Rehearsal) -> Markup:
         tag("p", numbers_line(rehearsal), class_="numbers"),
         _controls(rehearsal),
         soft_text(HOW_TO_READ) if compared else None,
-        [_trouble(cell) for cell in reading],
+        [_trouble(each) for each in reading],
     )
 
 
@@ -93,25 +94,39 @@ def _controls(rehearsal: Rehearsal) -> Markup | None:
     return joined(table(caption, heads, rows, kind="controls", titled=True), rest)
 
 
-def _needs_reading(cell: CellResult) -> bool:
-    return cell.verdict is not None and verdict_of_cell(cell) is not Verdict.PASS
-
-
-def _trouble(cell: CellResult) -> Markup:
-    """Return a cell that did not pass, with the evidence."""
-    found = cell.verdict
-    assert found is not None, "only cells that were judged need reading"
-    head = tag("h3", verdict_mark(found.verdict), " ", tag("span", cell.cell.id, class_="path"))
+def _trouble(alike: Alike) -> Markup:
+    """Return cells that did not pass, and all in one way, with the evidence."""
+    found, first, *others = alike.found, *alike.cells
+    title = (
+        tag("span", alike.title, class_="path")
+        if not others
+        else f"{len(alike.cells)} cells did not pass in one and the same way"
+    )
     return tag(
         "article",
-        head,
-        tag("p", sentence_text(found.reason)),
-        tag("p", _to_prove(cell), class_="soft"),
+        tag("h3", verdict_mark(found.verdict), " ", title),
+        tag("p", sentence_text(alike.reason)),
+        tag("ul", [_one_of(each) for each in alike.cells])
+        if others
+        else tag("p", _to_prove(first), class_="soft"),
         _gates(found),
         soft_table(found),
         tag("p", sentence_text(found.hang_bound), class_="soft") if found.hang_bound else None,
-        _receipt(cell),
+        None if others else _receipt(first),
         class_=f"card trouble {CLASS[found.verdict]}",
+        id=None if others else anchor(first),
+    )
+
+
+def _one_of(cell: CellResult) -> Markup:
+    """Return one of several cells that are told together."""
+    runs = count_text(cell.verdict.runs, "run") if cell.verdict else "no run"
+    receipt = f" Receipt: {cell.receipt}" if cell.receipt else ""
+    return tag(
+        "li",
+        tag("span", cell.cell.id, class_="path"),
+        f", {runs}. ",
+        tag("span", f"{_to_prove(cell)}{receipt}", class_="soft"),
         id=anchor(cell),
     )
 
@@ -123,17 +138,22 @@ def _to_prove(cell: CellResult) -> str:
 
 def _gates(found: CellVerdict) -> Child:
     """Return the gates that did not pass, then the names of those that did."""
-    wrong = [gate for gate in found.gates if gate.verdict is not Verdict.PASS]
     good = [gate.gate for gate in found.gates if gate.verdict is Verdict.PASS]
     heads = ["Gate", "Verdict", "Seen", "Wanted", "Next"]
     rows = [
-        (gate.gate, verdict_mark(gate.verdict), gate.seen, gate.wanted, gate.next) for gate in wrong
+        (names, verdict_mark(gate.verdict), gate.seen, _wanted(names, gate), gate.next)
+        for names, gate in troubled_gates(found)
     ]
     passed = f"Gates passed: {', '.join(good)}." if good else "No gate passed."
     return joined(
         table("Gates that did not pass", heads, rows, titled=True) if rows else None,
         soft_text(passed),
     )
+
+
+def _wanted(names: str, gate: GateResult) -> str:
+    """Return what a gate wanted; several that have seen the same want each something else."""
+    return "" if "," in names else gate.wanted
 
 
 def _receipt(cell: CellResult) -> Markup | None:

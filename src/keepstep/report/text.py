@@ -12,6 +12,7 @@ from rich.text import Text
 
 from keepstep.canary.verdict import Verdict
 from keepstep.incident.answer import printable
+from keepstep.report.alike import in_trouble, troubled_gates
 from keepstep.report.figures import PER, count_text, ratio_text, seconds_text, sentence_text
 from keepstep.report.grid import Block, Grid, grids
 from keepstep.report.model import CellResult, ReceiptFile, Rehearsal
@@ -151,15 +152,12 @@ def _controls(rehearsal: Rehearsal) -> Iterator[RenderableType]:
 
 def _trouble(rehearsal: Rehearsal) -> Iterator[RenderableType]:
     """Yield what did not pass, each with the gates and metrics that say why."""
-    for cell in rehearsal.cells:
-        found = cell.verdict
-        if found is None or verdict_of_cell(cell) is Verdict.PASS:
-            continue
-        yield _line(found.verdict, cell.cell.id, found.reason)
-        for gate in found.gates:
-            if gate.verdict is not Verdict.PASS:
-                yield _indented(f"{gate.gate}: seen {gate.seen}; wanted {gate.wanted}", 6)
-        for soft in found.soft:
+    for each in in_trouble(rehearsal.cells):
+        yield _line(each.found.verdict, each.title, each.reason)
+        for names, gate in troubled_gates(each.found):
+            wanted = "" if "," in names else f"; wanted {gate.wanted}"
+            yield _indented(f"{names}: seen {gate.seen}{wanted}", 6)
+        for soft in each.found.soft:
             if soft.judged and soft.verdict is not Verdict.PASS:
                 yield _indented(f"{soft.metric}: {ratio_text(soft.ratio)}; {soft.reason}", 6)
 

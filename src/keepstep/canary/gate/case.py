@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from keepstep.canary.plan import Job, Plan
 from keepstep.canary.record import Outcome, RankRecord, RunRecord
 from keepstep.canary.verdict import GateResult, Verdict
 
+_OF_A_PAIR = re.compile(r"pair (\d+)(.*)", re.DOTALL)  # as gates begin what one run shows
 _SHOWN = 3  # findings that are spelled out; the rest is counted
 
 
@@ -99,7 +101,22 @@ def settle(
 
 
 def listed(problems: Sequence[str]) -> str:
-    """Return findings in one line; of many, the first ones and how many more there are."""
-    distinct = list(dict.fromkeys(problems))
+    """Return findings in one line; of many, the first ones and how many more there are.
+
+    What was found in several runs alike is said once, with the pairs of these runs.
+    """
+    alike: dict[str, list[str]] = {}
+    for each in dict.fromkeys(problems):
+        match = _OF_A_PAIR.fullmatch(each)
+        alike.setdefault(match[2] if match else each, []).extend([match[1]] if match else [])
+    distinct = [_of_pairs(pairs, text) for text, pairs in alike.items()]
     more = len(distinct) - _SHOWN
     return "; ".join(distinct[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _of_pairs(pairs: Sequence[str], text: str) -> str:
+    if not pairs:
+        return text
+    if len(pairs) == 1:
+        return f"pair {pairs[0]}{text}"
+    return f"{len(pairs)} runs (pairs {', '.join(pairs)}){text}"
