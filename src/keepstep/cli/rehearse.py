@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from keepstep.canary.matrix import cells, runnable
-from keepstep.canary.plan import Plan, default_plan, default_text, read_plan
+from keepstep.canary.plan import Plan, default_plan, read_plan
+from keepstep.canary.short_plan import short_text
 from keepstep.canary.verdict import Verdict
 from keepstep.exit_codes import ExitCode
 from keepstep.incident.answer import printable
@@ -74,6 +75,18 @@ def rehearse(
     print_plan: Annotated[
         bool, typer.Option("--print-plan", help="Print the plan, to start one's own with.")
     ] = False,
+    job: Annotated[
+        str,
+        typer.Option(
+            help="With --print-plan: only the cells of this job.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = "",
+    pairs: Annotated[
+        int | None,
+        typer.Option(help="With --print-plan: runs of each cell.", metavar="N", show_default=False),
+    ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> ExitCode:
     """Prove, on this machine, that a team can move to a new PyTorch and get back.
@@ -81,7 +94,12 @@ def rehearse(
     Results are on disk after every run: the same command goes on after an interruption.
     """
     try:
-        text = _text_of(plan) if plan else default_text()
+        if (job or pairs is not None) and (plan or not print_plan):
+            raise ValueError(
+                "--job and --pairs shorten the plan that comes with keepstep; wanted keepstep "
+                "rehearse --print-plan --job NAME --pairs N > PLAN.toml"
+            )
+        text = _text_of(plan) if plan else short_text(job, pairs)
         if print_plan:
             print(text, end="")
             return ExitCode.PASS
