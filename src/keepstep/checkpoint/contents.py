@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+from keepstep.checkpoint.columns import unpack, unpack_sizes
 from keepstep.checkpoint.errors import UnsafeMetadataError
 from keepstep.checkpoint.names import DTYPES
 
@@ -22,8 +27,7 @@ _ROOT = str(Path(__file__).parent.parent.parent)
 _PATIENCE_S = 600
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):  # many are made: a dataclass takes longer
     """A tensor of a checkpoint; ``shape`` is the whole tensor's, in elements."""
 
     name: str
@@ -143,19 +147,34 @@ def answer_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return answer
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Let no garbage be looked for: it takes as long as making a million objects without cycles."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_no_collector()
 def _contents(found: dict[str, Any]) -> Contents:
-    columns = ("names", "dtypes", "shapes", "shards", "strides")
+    kinds, numbers = found["dtypes"]
+    columns = (
+        found["names"],
+        map(kinds.__getitem__, unpack(numbers)),
+        unpack_sizes(found["shapes"]),
+        unpack(found["shards"]),
+        unpack_sizes(found["strides"]),
+    )
     return Contents(
         version=found["version"],
         planner=found["planner"],
         storage_meta=found["storage_meta"],
         fields=tuple(found["fields"]),
-        tensors=tuple(
-            Tensor(name, dtype, tuple(shape), shards, _tuple(strides))
-            for name, dtype, shape, shards, strides in zip(
-                *(found[column] for column in columns), strict=True
-            )
-        ),
+        tensors=tuple(starmap(Tensor, zip(*columns, strict=True))),
         objects=tuple(found["objects"]),
         files=files_of(found),
         transformed=tuple(found["transformed"]),

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from keepstep.checkpoint.columns import all_of, pack, pack_sizes
 from keepstep.checkpoint.errors import UnsafeMetadataError
 from keepstep.checkpoint.names import ALLOWED, DTYPES
 from keepstep.checkpoint.opcodes import check_opcodes
@@ -55,10 +56,12 @@ class Index:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fqn = state["fqn"]
-        self.index = state.get("index")
-        self.offset = state.get("offset")
-        if len(state) != 1 + ("index" in state) + ("offset" in state):
-            raise _unknown_fields(state)
+        if len(state) == 3:
+            self.index, self.offset = state["index"], state["offset"]
+        else:
+            self.index, self.offset = state.get("index"), state.get("offset")
+            if len(state) != 1 + ("index" in state) + ("offset" in state):
+                raise _unknown_fields(state)
         state.clear()
 
 
@@ -71,8 +74,8 @@ class StorageInfo:
         self.relative_path = state["relative_path"]
         self.offset = state["offset"]
         self.length = state["length"]
-        self.transforms = state.get("transform_descriptors")
-        if len(state) != 3 + ("transform_descriptors" in state):
+        self.transforms = state["transform_descriptors"] if len(state) > 3 else None
+        if len(state) > 4:
             raise _unknown_fields(state)
         state.clear()
 
@@ -195,25 +198,41 @@ def load(file: Any) -> dict[str, Any]:
 def summarise(fields: dict[str, Any]) -> dict[str, Any]:
     """Return what is in a checkpoint as columns of plain values."""
     items: dict[str, Any] = fields["state_dict_metadata"]
-    tensors = {name: item for name, item in items.items() if type(item) is Tensor}
-    objects = [name for name, item in items.items() if type(item) is Object]
-    if len(tensors) + len(objects) != len(items):
+    if not all_of(items.values(), Tensor, Object):
         raise UnsafeMetadataError("an item that is neither a tensor nor an object")
-    states = [_properties(tensor) for tensor in tensors.values()]
+    if not all_of(items, str):
+        raise UnsafeMetadataError("a name that is no text")
     meta = fields.get("storage_meta")
     return {
         "classes": fields[_NAMES],
         "version": _text_or_none(fields.get("version")),
         "planner": type(fields.get("planner_data")) is dict,
         "storage_meta": meta.state if type(meta) is Record else None,
-        "names": [_text(name) for name in tensors],
-        "dtypes": [state[0] for state in states],
-        "fields": sorted({len(state) for state in states}),
-        "strides": [state[5] if len(state) == 6 else None for state in states],
-        "shapes": [_sizes(tensor.size) for tensor in tensors.values()],
-        "shards": [len(tensor.chunks) for tensor in tensors.values()],
-        "objects": [_text(name) for name in objects],
+        "names": [name for name, item in items.items() if type(item) is Tensor],
+        "objects": [name for name, item in items.items() if type(item) is Object],
+        **_columns([item for item in items.values() if type(item) is Tensor]),
         **_files(fields["storage_data"]),
+    }
+
+
+def _columns(tensors: list[Tensor]) -> dict[str, Any]:
+    """Return what is known of each tensor. Checked by the column, which C does, not one by one."""
+    properties = [tensor.properties for tensor in tensors]
+    chunks = [tensor.chunks for tensor in tensors]
+    sizes = [tensor.size for tensor in tensors]
+    if not (all_of(properties, Properties) and all_of(chunks, list) and all_of(sizes, tuple)):
+        raise UnsafeMetadataError("a tensor of an unknown form")
+    states = [each.state for each in properties]
+    dtypes = [state[0] for state in states]
+    if not all_of(dtypes, str) or not DTYPES.keys() >= set(dtypes):
+        raise UnsafeMetadataError("a tensor of an unknown dtype")
+    kinds = {dtype: number for number, dtype in enumerate(sorted(set(dtypes)))}
+    return {
+        "dtypes": (list(kinds), pack([kinds[dtype] for dtype in dtypes])),
+        "fields": sorted(set(map(len, states))),
+        "shapes": pack_sizes(sizes),
+        "strides": pack_sizes([state[5] if len(state) == 6 else None for state in states]),
+        "shards": pack(list(map(len, chunks))),
     }
 
 
@@ -371,17 +390,6 @@ def _sha256(values: Iterable[Any]) -> str:
     except ValueError:
         raise UnsafeMetadataError("it holds objects where only plain values belong") from None
     return found.hexdigest()
-
-
-def _properties(tensor: Tensor) -> tuple[Any, ...]:
-    if type(tensor.properties) is not Properties or type(tensor.chunks) is not list:
-        raise UnsafeMetadataError("a tensor of an unknown form")
-    state = tensor.properties.state
-    if state[0] not in DTYPES:
-        raise UnsafeMetadataError("a tensor of an unknown dtype")
-    if len(state) == 6 and state[5] is not None:
-        _sizes(state[5])
-    return state
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
