@@ -31,6 +31,14 @@ BEATS = 4  # signs of life of the side thread in the time of one patience
 SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
 
 
+class HaltedError(Exception):
+    """An order to leave the generation arrived while the worker waited for something else."""
+
+
+class FinishedError(Exception):
+    """The job is complete."""
+
+
 class AgentLink:
     """Orders in, reports out. ``halted`` is set while an immediate halt waits to be obeyed."""
 
@@ -124,6 +132,11 @@ class AgentLink:
             self._testify(moment[0])
         except Exception:  # evidence is worth much, but not a rank
             traceback.print_exc()
+
+    def halt_after(self, generation: int) -> Halt | None:
+        """Return the newest halt if it is for a generation after ``generation``, else None."""
+        halt = self.halt
+        return halt if halt is not None and halt.generation > generation else None
 
     def wait_order(self) -> Message:
         """Return the next order, waiting for it."""

@@ -9,50 +9,62 @@ from typing import Any
 import pytest
 import torch
 
+from keepstep.runtime import handover, vault
 from keepstep.runtime import protocol as p
-from keepstep.runtime import vault
-from keepstep.runtime import worker as module
+from keepstep.runtime.admission import Admission
+from keepstep.runtime.handover import Handover
+from keepstep.runtime.inject import Injector
+from keepstep.runtime.position import Position
+from keepstep.runtime.rank_records import RankRecords
+from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.state import State, digest_of
-from keepstep.runtime.worker import Supervision
 
 
 class FakeLink:
-    """Keeps what the worker says."""
+    """Keeps what the worker says; no order ever comes."""
 
     def __init__(self) -> None:
         self.said: list[p.Message] = []
-        self.halt: p.Halt | None = None
 
     def send(self, message: p.Message) -> None:
         self.said.append(message)
+
+    def halt_after(self, generation: int) -> None:
+        return None
 
 
 def digest(state: State) -> str:
     return digest_of(state.encode_replicated().manifest())
 
 
-def member(committed: int) -> tuple[Supervision, State, FakeLink]:
+def member(committed: int, folder: Path) -> tuple[Admission, State, FakeLink]:
     """A worker that holds a clean state of ``committed`` steps and has no process group."""
     model = torch.nn.Linear(2, 1)
     with torch.no_grad():
         model.weight.fill_(float(committed))
     state = State({"model": model})
-    link = FakeLink()
-    found: Any = Supervision.__new__(Supervision)
-    found.config = SimpleNamespace(wid=1, secret="s")
-    found.generation = 4
-    found.progress = SimpleNamespace(enter=lambda phase: None)
-    found.groups = SimpleNamespace(
-        reconfigure=lambda *_: None, handle=lambda: "h", check=lambda: None
-    )
-    found._injector = SimpleNamespace(fired=set(), at_recovery=lambda *_: None)
-    found._link, found._state = link, state
-    found._committed = committed
-    found._entry, found._entry_is_exact = (-1, b""), False
-    found._last_record = vault.join_record([], state.capture_rank())
-    found._vault = Path("nowhere")
+    records = RankRecords(state, SampleNotes(), vault.RankRecordWriter(folder, 1))
+    records.begin(committed)
     state.mark_clean()
-    return found, state, link
+    link: Any = FakeLink()
+    groups: Any = SimpleNamespace(reconfigure=lambda *_: None, handle=lambda: "h")
+    progress: Any = SimpleNamespace(enter=lambda phase: None)
+    unused: Any = None
+    admission = Admission(
+        wid=1,
+        position=Position(generation=4, committed=committed),
+        state=state,
+        records=records,
+        link=link,
+        groups=groups,
+        progress=progress,
+        injector=Injector([], unused, unused),
+        handover=Handover(1, "127.0.0.1", "s", None),
+        snapshots=unused,
+        checkpoints=None,
+        begin=unused,
+    )
+    return admission, state, link
 
 
 def form(source: str, start_step: int, wanted: str) -> p.Form:
@@ -76,17 +88,17 @@ def form(source: str, start_step: int, wanted: str) -> p.Form:
 
 @pytest.mark.parametrize(("source", "start_step"), [("snapshot", 3), ("live", 8)])
 def test_a_worker_that_failed_after_it_received_does_not_offer_that_state_as_its_own(
-    source: str, start_step: int, monkeypatch: pytest.MonkeyPatch
+    source: str, start_step: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worker, state, link = member(committed=7)
+    worker, state, link = member(7, tmp_path)
     before = digest(state)
-    _, other, _ = member(committed=start_step)
+    _, other, _ = member(start_step, tmp_path)
     value = {"model": dict(other.replicated["model"].state_dict())}
     for name in ("fetch_payload", "fetch_state"):
-        monkeypatch.setattr(module, name, lambda *_, **__: value)
+        monkeypatch.setattr(handover, name, lambda *_, **__: value)
     order = form(source, start_step, digest(other))
-    assert not worker._enter(order, None)
-    worker._propose(6)
+    assert not worker.enter(order, None)
+    worker.propose(6)
     failed, proposal = link.said
     assert isinstance(failed, p.FormFailed)
     assert isinstance(proposal, p.Proposal)

@@ -1,0 +1,84 @@
+"""What a worker proposes to know of its own rank is what its agent finds when it is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepstep.runtime import vault
+from keepstep.runtime.rank_records import RankRecords
+from keepstep.runtime.samples import SampleNotes
+from keepstep.runtime.state import State
+
+
+class Counter:
+    """Something per rank that changes."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+class Rank:
+    """A worker that does nothing but leave records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.counter = folder, Counter()
+        state = State({"model": torch.nn.Linear(1, 1)}, per_rank={"counter": self.counter})
+        self.records = RankRecords(state, SampleNotes(), vault.RankRecordWriter(folder, 1))
+        self.records.begin(0)
+
+    def step(self, number: int, late: int = 0) -> None:
+        """One step; ``late``: what changes after its last collective."""
+        self.counter.value += 1
+        self.records.note_entry(number + 1)
+        self.counter.value += late
+        self.records.commit(number + 1)
+
+    def known(self, committed: int) -> tuple[int, tuple[int, int]]:
+        """By the worker's word, and by what its agent finds."""
+        found = vault.known_counts(vault.read_records(self.folder, 1))
+        return self.records.known(committed), found
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(tmp_path)
+
+
+def test_nothing_is_known_of_a_step_that_no_collective_has_ended(rank: Rank) -> None:
+    rank.step(0)
+    assert rank.known(1) == (1, (1, 1))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_entry_counts_if_nothing_changed_after_it_in_the_step_before(
+    rank: Rank, late: int
+) -> None:
+    rank.step(0, late)
+    rank.counter.value += 1
+    rank.records.note_entry(2)
+    count = 1 if late else 2
+    assert rank.known(1) == (count, (1, count))
+
+
+def test_a_step_that_is_interrupted_leaves_no_trace_in_the_rank(rank: Rank) -> None:
+    rank.step(0)
+    rank.counter.value = 99
+    rank.records.go_back()
+    assert rank.counter.value == 1
+
+
+def test_an_entry_of_an_earlier_generation_does_not_count(rank: Rank) -> None:
+    rank.step(0)
+    rank.records.note_entry(2)
+    assert rank.records.known(1) == 2
+    rank.records.begin(1)
+    assert rank.records.known(1) == 1
