@@ -21,6 +21,7 @@ from keepstep.report.model import (
     Cost,
     Machine,
     NotRun,
+    Numbers,
     OpenDifference,
     ReceiptFile,
     Rehearsal,
@@ -378,6 +379,19 @@ def rehearsal(**changes: Any) -> Rehearsal:
                 unit="core hours",
                 per_step={f"{job}/2.14/gloo": 0.000231, f"{job}/2.15/gloo": 0.000234},
                 note="start, initialisation and end of a run included",
+            )
+            for job in JOBS
+        ),
+        "numbers": tuple(
+            Numbers(
+                cell=f"{job}/2.15/gloo",
+                against=f"{job}/2.14/gloo",
+                runs=5,
+                reference_runs=5,
+                steps=10,
+                difference=1.5e-7 if job == JOBS[0] else None,
+                where="loss of step 3 on rank 1" if job == JOBS[0] else "",
+                missing="no loss of step 4 on any rank" if job == JOBS[1] else "",
             )
             for job in JOBS
         ),
