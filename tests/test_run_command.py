@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.runtime.run_folder import place, remove_leftovers
 from tests.running import (
     BYTELM,
     KEEPSTEP,
@@ -143,13 +144,17 @@ def all_gone(pids: list[int], within: float) -> bool:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)],
 )
-def test_an_ended_run_leaves_no_process(
+def test_an_ended_run_leaves_no_process_and_no_folder_for_longer_than_the_next_run(
     running: tuple[subprocess.Popen[str], list[int]], number: int, code: int
 ) -> None:
     process, family = running
     process.send_signal(number)
     assert process.wait(60) == code
     assert all_gone(family, within=10)
+    folders = f"keepstep-{process.pid}-*"
+    assert len(list(place().glob(folders))) == (number == signal.SIGKILL)
+    remove_leftovers(place())
+    assert not list(place().glob(folders))
 
 
 def test_the_same_script_runs_under_plain_torchrun() -> None:

@@ -26,3 +26,15 @@ def state_and_work(pid: int) -> tuple[str, float]:
     except (OSError, ValueError):
         return fields[0], ran  # a kernel without scheduling statistics
     return fields[0], (int(ran_ns) + int(waited_ns)) / 1e9
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in ticks since the boot; None if there is none.
+
+    A number that is used again belongs to a process that started later.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.metrics import MetricsServer
+from keepstep.runtime.run_folder import RunFolder, place, remove_leftovers
 from keepstep.runtime.settings import Settings
 
 QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
@@ -78,15 +77,16 @@ class Session:
 
     async def run(self) -> RunResult:
         """Run the job; no process is left when this returns."""
-        base = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
-        _remove_leftovers(base)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"keepstep-{os.getpid()}-", dir=base))
+        base = place()
+        remove_leftovers(base)
+        folder = RunFolder(base)
+        self.folder = folder.path
         try:
             return await self._run()
         finally:
             self._over = True
             self._stop_processes()
-            _remove_tree(self.folder)
+            folder.remove()
 
     async def _run(self) -> RunResult:
         request = self.request
@@ -267,19 +267,3 @@ def port_is_free(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _remove_leftovers(base: Path) -> None:
-    """Remove the folders of runs that were killed: they fill the memory of the host."""
-    for folder in base.glob("keepstep-*-*"):
-        pid = folder.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            _remove_tree(folder)
-
-
-def _remove_tree(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        with contextlib.suppress(OSError):
-            path.rmdir() if path.is_dir() else path.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
