@@ -353,7 +353,7 @@ def emitted(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in ("_event", "event", "_tell") and node.args:
+                if node.func.attr in ("_event", "event", "_tell", "tell") and node.args:
                     yield from _texts(node.args[0])
             elif isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
