@@ -55,6 +55,8 @@ def test_stalls_leave_complete_evidence_that_names_the_rank(tmp_path: Path) -> N
     assert "interpreter lock" in missing(held[0])[1, DUMP]
     verdicts = found.of_kind("verdict")
     assert [event["ranks"] for event in verdicts] == [[2], [0], [1]]
+    told = {Path(event["folder"]) for event in found.of_kind("incident")}
+    assert told == {stopped[2], hung[2], held[2]}, "the log of events says where the evidence is"
 
 
 def test_a_dead_rank_is_named_dead_and_its_missing_evidence_explained(tmp_path: Path) -> None:

@@ -73,6 +73,20 @@ def test_bad_input_gets_one_clear_message(arguments: list[str], said: str) -> No
     assert said in refused(*arguments)
 
 
+def test_a_full_disk_for_events_costs_lines_and_not_the_job() -> None:
+    options = ("--workers", "1", "--spares", "0", "--events", "/dev/full")
+    done = subprocess.run(
+        [KEEPSTEP, "run", *options, BYTELM, "--steps", "3"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "events cannot be written: /dev/full: No space left on device" in done.stderr
+
+
 def test_an_option_behind_the_script_is_the_scripts_and_that_is_said(tmp_path: Path) -> None:
     script = tmp_path / "done.py"
     script.write_text("")

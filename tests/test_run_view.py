@@ -53,6 +53,10 @@ TOLD: list[tuple[Fact, str]] = [
         "evidence of the fault is in /i/j/a7",
     ),
     (
+        {"event": "events_lost", "why": "/e/events.jsonl: No space left on device"},
+        "events cannot be written: /e/events.jsonl: No space left on device; training goes on",
+    ),
+    (
         {"event": "incident_lost", "incident": "j-generation-0001-kill-rank-1", "why": "disk full"},
         "the evidence of j-generation-0001-kill-rank-1 could not be written: disk full",
     ),

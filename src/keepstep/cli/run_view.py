@@ -326,6 +326,10 @@ def _incident_lost(fact: Fact) -> str:
     return f"the evidence of {fact['incident']} could not be written: {fact['why']}"
 
 
+def _events_lost(fact: Fact) -> str:
+    return f"events cannot be written: {fact['why']}; training goes on"
+
+
 def _unjudged(fact: Fact) -> str:
     return f"no verdict on {fact['incident']}; try: keepstep explain {fact['folder']}"
 
@@ -347,6 +351,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "coordinator_back": _coordinator_back,
     "coordinator_exited": _coordinator_exited,
     "cut_off": _cut_off,
+    "events_lost": _events_lost,
     "fault_injected": _fault_injected,
     "fence": _fence,
     "finish": _finish,

@@ -41,9 +41,17 @@ class Agent:
         self,
         config: AgentConfig,
         on_event: Callable[[dict[str, Any]], None],
+        on_own_event: Callable[[dict[str, Any]], None],
         kill_coordinator: Callable[[], None] | None = None,
     ) -> None:
-        """Make the vault and start to serve it."""
+        """Make the vault and start to serve it.
+
+        Args:
+            config: What this agent is to do.
+            on_event: Gets what the coordinator tells, which it has written down already.
+            on_own_event: Gets what only this agent knows, which nobody has written down.
+            kill_coordinator: For faults on purpose; None: it runs elsewhere.
+        """
         self.config = config
         self.generation, self.members = 0, list[int]()
         self.world_size = 0
@@ -59,7 +67,8 @@ class Agent:
         config.vault.mkdir(parents=True, exist_ok=True)
         self._server = ByteServer(config.host, config.secret, self._provide)
         self._mirror = Mirror(config.vault, config.secret)
-        self._events = AgentEvents(config.name, config.host, on_event)
+        self._show = on_event
+        self._events = AgentEvents(config.name, config.host, on_own_event)
         self._contact = Contact(config.coordinator, config.secret, self._events)
         self._lease = Lease()
         self._beats = Beats()
@@ -208,7 +217,7 @@ class Agent:
         elif isinstance(message, p.Incident):
             self._evidence.keep(message)
         elif isinstance(message, p.Event):
-            self._events.show(message.fact)
+            self._show(message.fact)
         elif isinstance(message, p.Overview):
             self.overview = (time.monotonic(), message)
         elif isinstance(message, p.Summary):

@@ -14,11 +14,11 @@ class AgentEvents:
 
     agent: str
     host: str
-    show: Callable[[dict[str, Any]], None]
+    take: Callable[[dict[str, Any]], None]
 
     def tell(self, event: str, **facts: Any) -> None:
-        """Show an event that happens now."""
-        self.show(
+        """Tell an event that happens now."""
+        self.take(
             {
                 "time": round(time.time(), 4),
                 "event": event,

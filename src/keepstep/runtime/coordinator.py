@@ -21,6 +21,7 @@ from keepstep.parent import die_with_parent
 from keepstep.runtime import journal
 from keepstep.runtime import protocol as p
 from keepstep.runtime.channel import Channel, pack, serve
+from keepstep.runtime.event_file import EventFile
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.job_state import ALL
 from keepstep.runtime.journal import DamagedJournalError, Journal
@@ -66,12 +67,14 @@ class Coordinator:
     leaving: set[str] = field(default_factory=set)
     overviews: Overviews = field(default_factory=Overviews)
     journal: Journal = field(init=False)
+    written: EventFile = field(init=False)
     _end_seen: float = 0.0
     _summary_sent: bool = False
     _flush_due: bool = False
 
     def __post_init__(self) -> None:
         self.journal = Journal(Path(self.config.journal))
+        self.written = EventFile(self.config.events)
 
     async def run(self) -> None:
         """Serve until the job has ended and its agents have left."""
@@ -181,9 +184,8 @@ class Coordinator:
         if not events:
             return
         stamped = [{"time": round(time.time(), 4), **fact} for fact in events]
-        if self.config.events is not None:
-            with open(self.config.events, "a") as file:
-                file.writelines(json.dumps(fact) + "\n" for fact in stamped)
+        if why := self.written.append(stamped):
+            stamped.append({"time": round(time.time(), 4), "event": "events_lost", "why": why})
         lead = next(iter(self.job.agents), None)
         for fact in stamped:
             if lead in self.channels:

@@ -19,6 +19,7 @@ from typing import Any
 from keepstep.runtime.agent import Agent
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
+from keepstep.runtime.event_file import EventFile
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.metrics import MetricsServer
 from keepstep.runtime.run_folder import RunFolder, place, remove_leftovers
@@ -74,6 +75,10 @@ class Session:
     _coordinator: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _store: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _over: bool = field(default=False, init=False)
+    _written: EventFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._written = EventFile(self.request.events)
 
     async def run(self) -> RunResult:
         """Run the job; no process is left when this returns."""
@@ -109,6 +114,7 @@ class Session:
                 kept_incidents=request.kept_incidents,
             ),
             self.on_event,
+            self._write_and_show,
             kill_coordinator=self._kill_coordinator if request.join is None else None,
         )
         metrics = await self._serve_metrics(self.agent)
@@ -224,12 +230,14 @@ class Session:
             self._start_coordinator()
 
     def _tell(self, event: str, **facts: Any) -> None:
-        """Show and write down what the coordinator cannot know."""
-        fact = {"time": round(time.time(), 4), "event": event, **facts}
-        if self.request.events is not None:
-            with open(self.request.events, "a") as file:
-                file.write(json.dumps(fact) + "\n")
+        self._write_and_show({"time": round(time.time(), 4), "event": event, **facts})
+
+    def _write_and_show(self, fact: dict[str, Any]) -> None:
+        """Write down and show what the coordinator cannot know."""
+        why = self._written.append([fact])
         self.on_event(fact)
+        if why:
+            self.on_event({"time": fact["time"], "event": "events_lost", "why": why})
 
     async def _coordinator_exit(self) -> None:
         process = self._coordinator
