@@ -19,8 +19,9 @@ import pytest
 from rich.console import Console
 
 from keepstep.cli.run_live import Picture, Rate, WorkerTerminal, draw, header, printable
+from keepstep.cli.run_sentences import SENTENCES, Fact, sentence
 from keepstep.cli.run_summary import render_summary, table
-from keepstep.cli.run_view import QUIET, SENTENCES, Fact, Narrator, RunView, sentence
+from keepstep.cli.run_view import QUIET, Narrator, RunView
 from keepstep.runtime.board import Board, Condition, Row
 
 WHO = {"worker": 1, "rank": 1, "pid": 8123, "host": "127.0.0.1", "generation": 1}

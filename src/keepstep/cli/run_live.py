@@ -29,7 +29,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
 
-from keepstep.cli.run_view import Fact, Narrator, count, listing
+from keepstep.cli.run_sentences import Fact, count, listing
+from keepstep.cli.run_view import Narrator
 from keepstep.runtime.board import Board, Condition, Row, look
 from keepstep.runtime.session import RunResult, Session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keepstep.cli.run_view import count
+from keepstep.cli.run_sentences import count
 
 HEADER = (
     "fault",
