@@ -35,6 +35,7 @@ def run(order: str, path: str) -> None:
                 names = names[len(names) // 2 :] + names[: len(names) // 2]
             yield folder, folders, names
 
+    # os.walk has types for every kind of path; torchfrtrace walks text alone.
     os.walk = walk  # type: ignore[assignment]
     # Without it a folder in which a dump is missing is refused; with all there it changes nothing.
     main(["--allow-incomplete-ranks", path])

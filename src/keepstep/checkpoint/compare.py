@@ -186,6 +186,7 @@ def _in_rows(data: memoryview, layout: Layout, itemsize: int) -> memoryview:
     if itemsize not in _FORMATS:
         raise DamagedSliceError(f"elements of {itemsize} bytes that are not stored row by row")
     whole = data[: len(data) // itemsize * itemsize]
+    # mypy takes no format that it cannot read in the call itself.
     elements: memoryview = whole.cast(_FORMATS[itemsize])  # type: ignore[call-overload]
     size, step = layout.sizes[-1], layout.strides[-1]
     found = bytearray()

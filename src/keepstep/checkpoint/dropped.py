@@ -42,6 +42,7 @@ def count_dropped(before: bytes, after: bytes) -> int:
     done = 0  # up to here all of ``after`` is accounted for
     with memoryview(before) as old, memoryview(after) as new:
         while True:
+            # Never None: the pattern also matches nothing at all.
             position = _up_to_a_pop().match(after, position).end()  # type: ignore[union-attr]
             code = code_at(after, position)
             if code == LONG_TEXT:

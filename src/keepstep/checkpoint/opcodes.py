@@ -73,6 +73,7 @@ def check_opcodes(data: Buffer) -> None:
     """
     position = first_opcode(data)
     while True:
+        # Never None: the pattern also matches nothing at all.
         position = _ordinary().match(data, position).end()  # type: ignore[union-attr]
         code = code_at(data, position)
         if code == STOP:

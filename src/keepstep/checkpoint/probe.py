@@ -192,6 +192,7 @@ def _reader(address: str, kind: str, rank: int | None) -> Any:
     elif "://" in address:
         base = _remote().FsspecReader
 
+    # Its base is known only when it runs.
     class Reader(base):  # type: ignore[misc]
         failure: Exception | None = None
 

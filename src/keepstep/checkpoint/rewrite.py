@@ -121,6 +121,7 @@ def _edits(data: Buffer, minor: str) -> Iterator[Edit]:
     position = first_opcode(data)
     ordinary, properties = _ordinary(), _properties()
     while True:
+        # Never None: the pattern also matches nothing at all.
         position = ordinary.match(data, position).end()  # type: ignore[union-attr]
         code = code_at(data, position)
         if code == STOP:

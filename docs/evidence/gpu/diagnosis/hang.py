@@ -160,6 +160,7 @@ class Witness:
         try:
             if recorder != "nccl-legacy":
                 return _dump_fr_trace(True, stacks, False, recorder)
+            # The stubs do not name it.
             from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
                 _dump_nccl_trace,
             )

@@ -35,6 +35,7 @@ class Progress:
     """The facts of this rank, on disk as soon as they are said."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        # Open as long as the rank lives: no block of code could hold it.
         self._file = open(folder / f"progress-{rank}.jsonl", "a", buffering=1)  # noqa: SIM115
         self._lock = threading.Lock()
         self._rank = rank
