@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +16,15 @@ from keepstep.runtime.event_file import EventFile
 FACT = {"event": "resumed", "step": 41}
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file of this process becomes longer than this number of bytes."""
+@contextlib.contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """No file of this process becomes longer than ``size`` bytes, also none that pytest writes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield 100
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def lines(path: Path) -> list[str]:
@@ -58,14 +62,36 @@ def test_a_folder_that_went_away_is_told(tmp_path: Path) -> None:
     assert "No such file or directory" in file.append([FACT]), "there was room in between"
 
 
-def test_what_was_cut_short_spoils_no_other_line(tmp_path: Path, small_files: int) -> None:
+@pytest.mark.parametrize("next_writer", ["the same", "another process"])
+def test_what_was_cut_short_spoils_no_other_line(tmp_path: Path, next_writer: str) -> None:
     path = tmp_path / "events.jsonl"
     file = EventFile(path)
     assert file.append([FACT, FACT]) == ""
-    assert "bytes could be written" in file.append([FACT, FACT])
-    assert path.stat().st_size == small_files
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    assert file.append([FACT]) == ""
+    with no_file_beyond(100):
+        why = file.append([FACT, FACT])
+    assert "bytes could be written" in why
+    assert path.stat().st_size == 100
+    after = file if next_writer == "the same" else EventFile(path)
+    assert after.append([FACT]) == ""
     *first, cut, last = lines(path)
     assert [json.loads(line) for line in (*first, last)] == [FACT] * len((*first, last))
     assert not cut.endswith("}")
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert "No such device or address" in EventFile(path).append([FACT])
+
+
+def test_a_pipe_that_is_full_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = EventFile(path)
+    try:
+        told = [why for _ in range(2000) if (why := file.append([FACT] * 20))]
+        assert len(told) == 1, "a loss is told once"
+        assert json.loads(os.read(reader, 1 << 16).splitlines()[0]) == FACT
+    finally:
+        os.close(reader)

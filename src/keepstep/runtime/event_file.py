@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ class EventFile:
         before, self._why = self._why, ""
         lines = "".join(json.dumps(fact) + "\n" for fact in facts).encode()
         try:
-            with open(self._path, "ab", buffering=0) as file:
-                if before and _is_torn(self._path):
+            with open(self._path, "ab", buffering=0, opener=_at_once) as file:
+                if _is_torn(self._path, file.fileno()):
                     lines = b"\n" + lines
-                written = file.write(lines)  # in one call: lines of two processes do not mix
+                # In one call: lines of two processes do not mix. None: a pipe is full.
+                written = file.write(lines) or 0
                 if written < len(lines):
                     raise OSError(f"{written} of {len(lines)} bytes could be written")
         except OSError as error:
@@ -39,8 +41,15 @@ class EventFile:
         return self._why if not before else ""
 
 
-def _is_torn(path: str | Path) -> bool:
-    """Whether a file ends in the middle of a line."""
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for somebody who reads, as a pipe would have us wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def _is_torn(path: str | Path, descriptor: int) -> bool:
+    """Whether a file ends in the middle of a line, which its writer could not write to the end."""
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size == 0 or not os.access(path, os.R_OK):
+        return False
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        return os.pread(file.fileno(), 1, facts.st_size - 1) != b"\n"
