@@ -104,7 +104,11 @@ def test_a_changed_report_is_refused(
     assert "report.html was not compared" in told
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"verdict": "pass", "verdict": "fail"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"verdict": "pass", "verdict": "fail"}', "[" * 200_000],
+    ids=["empty", "a list", "cut off", "a key twice", "very deep"],
+)
 def test_what_is_no_report_is_refused(out: Path, text: str) -> None:
     (out / "report.json").write_text(text)
     assert verify(out) == ExitCode.FAIL

@@ -61,7 +61,7 @@ def _json(receipt: Receipt, file: Path) -> Check:
     try:
         body = json.loads(read(file), object_pairs_hook=_once)
         found = {name: to_canonical(value) for name, value in body.items()}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         return _said(Answer.NO, f"{file.name} is no report: {error}; {_AGAIN}")
     try:
         rehearsal = read_records(Kind.REHEARSAL, receipt.records)
