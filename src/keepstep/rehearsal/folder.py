@@ -88,7 +88,7 @@ class Folder:
             return Head.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValidationError:
+        except (ValidationError, IsADirectoryError):
             raise DamagedHeadError(
                 f"{path}: it is damaged, so nobody knows which plan the runs beside it are of; "
                 "wanted what keepstep rehearse wrote: put the whole file back, or use a new "
@@ -104,7 +104,7 @@ class Folder:
         """Return whether the plan that was kept here is the one with this digest."""
         try:
             return digest((self.path / PLAN).read_text(encoding="utf-8")) == sha256
-        except (FileNotFoundError, UnicodeDecodeError):
+        except (OSError, UnicodeDecodeError):
             return False
 
     def write_head(self, head: Head, plan: str) -> None:
@@ -112,8 +112,11 @@ class Folder:
         try:
             self.read_head()
         except DamagedHeadError:
-            damaged = (self.path / HEAD).read_bytes()
-            (self.path / f"{HEAD}{DAMAGED}").write_bytes(damaged)
+            damaged = self.path / HEAD
+            if damaged.is_dir():
+                _put_away(damaged)
+            else:  # it stays until the new one takes its place: without a head nobody goes on here
+                damaged.with_name(f"{HEAD}{DAMAGED}").write_bytes(damaged.read_bytes())
         write_whole(self.path / PLAN, [plan])
         self._write(self.path / HEAD, head)
 
@@ -160,7 +163,7 @@ class Folder:
             return kind.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValidationError:
+        except (ValidationError, IsADirectoryError):
             _put_away(path)
             return None
 
