@@ -165,3 +165,45 @@ def test_receipts_alone_are_verified_without_a_report(out: Path) -> None:
     (out / "report.json").unlink()
     (out / "report.html").unlink()
     assert verify(out) == ExitCode.PASS
+
+
+@pytest.mark.parametrize("left", ["report.json", "report.html", "rehearsal.json", "plan.toml"])
+@pytest.mark.parametrize("inner", ["", "receipts"])
+def test_a_rehearsal_without_the_receipt_of_the_whole_cannot_be_checked(
+    out: Path, own: SigningKey, left: str, inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The receipts of cells say nothing about a report, nor which others there were."""
+    (out / "receipts" / "cell.json").write_bytes(sealed(key=own))
+    for name in ("receipts/rehearsal.json", "report.json", "report.html"):
+        (out / name).unlink()
+    (out / left).write_text("{}")
+    assert verify(out / inner) == ExitCode.INCONCLUSIVE
+    told = capsys.readouterr().out
+    assert f"not known  {out}: it holds {left}, and no receipt of the whole rehearsal" in told
+    assert "(receipts/rehearsal.json)" in told
+    assert verify(out / inner, "--json") == ExitCode.INCONCLUSIVE
+    assert "no receipt of the whole" in json.loads(capsys.readouterr().out)["reason"]
+
+
+def test_a_report_without_any_receipts_is_not_taken_for_one(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (out / "receipts" / "rehearsal.json").unlink()
+    (out / "receipts").rmdir()
+    assert verify(out) == ExitCode.INCONCLUSIVE
+    assert "it holds report.json, report.html, and no receipt of" in capsys.readouterr().out
+
+
+def test_receipts_that_a_link_brings_are_held_against_the_report_beside_the_link(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    (forged / "receipts").symlink_to(out / "receipts")
+    text = (out / "report.json").read_text()
+    (forged / "report.json").write_text(text.replace("node-a", "node-b"))
+    for path in (forged, forged / "receipts", forged / "receipts" / "rehearsal.json"):
+        assert verify(path) == ExitCode.FAIL
+        assert "report.json does not say what was signed" in capsys.readouterr().out
+    (forged / "report.json").write_text(text)
+    assert verify(forged) == ExitCode.PASS

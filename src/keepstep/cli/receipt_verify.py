@@ -21,13 +21,23 @@ from keepstep.cli.receipt_answer import (
 )
 from keepstep.exit_codes import ExitCode
 from keepstep.receipt.drift import Drift, ask, compare
-from keepstep.receipt.files import FOLDER, check_counted, find, read
+from keepstep.receipt.files import (
+    FOLDER,
+    PAGE,
+    REPORT,
+    SUFFIX,
+    check_counted,
+    find,
+    read,
+    rehearsals_of,
+    unsealed,
+)
 from keepstep.receipt.keys import PublicKey, trusted_keys
 from keepstep.receipt.sealed import Receipt
 from keepstep.receipt.statement import Kind, time_text
 from keepstep.receipt.verify import Answer, Verified, worst
 from keepstep.receipt.verify import verify as examine
-from keepstep.report.compared import PAGE, REPORT, check_report
+from keepstep.report.compared import WHOLE, check_report
 from keepstep.report.records import problem
 from keepstep.stack.named import find_stack
 
@@ -80,15 +90,17 @@ def verify(
     found = [(path, _verify(path, trusted, time, drift, report)) for path in files]
     if report is not None and not any(_is_whole(each) for _, each in found):
         raise ValueError(f"--report {report}: wanted the receipt of its rehearsal as well")
-    answer, reason = worst(each.answer for _, each in found), _not_compared(found, stack)
-    if reason and answer is Answer.YES:
+    answer = worst(each.answer for _, each in found)
+    reasons = [*_unsealed(paths, found), *_not_compared(found, stack)]
+    if reasons and answer is Answer.YES:
         answer = Answer.UNKNOWN
     if as_json:
         receipts = [_json(path, each) for path, each in found]
-        print(json.dumps({"answer": answer.value, "reason": reason, "receipts": receipts}))
+        body = {"answer": answer.value, "reason": "; ".join(reasons), "receipts": receipts}
+        print(json.dumps(body))
     else:
         lines = [line for path, each in found for line in _lines(path, each)]
-        say([*lines, *_summary(found), *([reason] if reason else [])])
+        say([*lines, *_summary(found), *reasons])
     return _CODES[answer]
 
 
@@ -125,24 +137,35 @@ def _reports(path: Path, named: Path | None) -> list[Path]:
     """Return the reports to compare with a rehearsal's receipt: the one named, or those there."""
     if named is not None:
         return [named]
-    folder = path.resolve().parent
-    if folder.name != FOLDER:
-        return []
-    return [file for name in (REPORT, PAGE) if (file := folder.parent / name).is_file()]
+    # Where a link leads to as well: the report beside the link is the one that is read.
+    folders = (path.parent, path.resolve().parent)
+    places = dict.fromkeys(place for folder in folders for place in rehearsals_of(folder))
+    return [file for place in places for name in (REPORT, PAGE) if (file := place / name).is_file()]
 
 
-def _not_compared(found: list[tuple[Path, Verified]], stack: str | None) -> str:
-    """Say why the question is not answered though nothing is wrong; "" when it is."""
+def _unsealed(paths: list[Path], found: list[tuple[Path, Verified]]) -> list[str]:
+    """Say of which rehearsals there is no receipt that counts the others and seals the report."""
+    whole = [path for path, each in found if _is_whole(each)]
+    return [
+        f"{_WORDS[Answer.UNKNOWN]}  {folder}: it holds {', '.join(left)}, and no receipt of the "
+        f"whole rehearsal ({FOLDER}/{WHOLE}{SUFFIX}): whether a report was changed or a receipt is "
+        "missing cannot be checked; get the folder again from where it was made"
+        for folder, left in unsealed(paths, whole).items()
+    ]
+
+
+def _not_compared(found: list[tuple[Path, Verified]], stack: str | None) -> list[str]:
+    """Say why the question is not answered though nothing is wrong."""
     if not found:
-        return "no receipt is there: nothing is proven"
+        return ["no receipt is there: nothing is proven"]
     if stack is None or any(check.what == "drift" for _, each in found for check in each.checks):
-        return ""
+        return []
     labels = {label for _, each in found if each.receipt for label in each.receipt.material}
     known = ", ".join(sorted(labels)) or "none"
-    return (
+    return [
         f"none of them is about the stack {stack.rpartition('=')[0] or stack}, but: {known}; "
         f"where a label is not the stack's name: --stack LABEL={stack.rpartition('=')[2]}"
-    )
+    ]
 
 
 def _json(path: Path, found: Verified) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from keepstep.canary.verdict import Verdict
 from keepstep.exit_codes import ExitCode
 from keepstep.incident.answer import printable
 from keepstep.receipt.errors import KeyFileError
+from keepstep.receipt.files import PAGE, REPORT
 from keepstep.receipt.keys import default_key
 from keepstep.rehearsal.drilling import drills_of
 from keepstep.rehearsal.estimate import estimate
@@ -25,7 +26,7 @@ from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
 from keepstep.rehearsal.rehearse import Rehearsed, Request
 from keepstep.rehearsal.rehearse import rehearse as run_rehearsal
-from keepstep.report.compared import PAGE, REPORT, page_of
+from keepstep.report.compared import page_of
 from keepstep.report.data import as_json
 from keepstep.report.summary import verdict_of
 from keepstep.report.text import as_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from keepstep.receipt.verify import Answer, Check
 
 FOLDER = "receipts"  # in the folder of a rehearsal
 SUFFIX = ".json"
+REPORT, PAGE = "report.json", "report.html"
+_PLAN, _HEAD = "plan.toml", "rehearsal.json"  # the second is also the name of a receipt
 
 
 def find(paths: Iterable[Path]) -> tuple[Path, ...]:
     """Return the receipts at some paths: files as they are, and all that lie in folders.
 
-    A folder that has a folder ``receipts`` in it stands for that one.
+    A folder that has a folder ``receipts`` in it stands for that one; one of a rehearsal that has
+    none holds no receipts.
 
     Raises:
         FileNotFoundError: There is nothing at one of the paths.
@@ -36,9 +40,44 @@ def find(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not path.is_dir():
             raise ValueError(f"{path}: neither a file nor a folder; wanted a receipt")
         inner = path / FOLDER
+        if not inner.is_dir() and _left(path, REPORT, PAGE, _PLAN):
+            continue
         folder = inner if inner.is_dir() else path
         found += sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
     return tuple(dict.fromkeys(found))
+
+
+def rehearsals_of(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of rehearsals that a folder of receipts lies in: two if a link names it.
+
+    Nothing for one that is not called ``receipts``: it may lie anywhere.
+    """
+    places = (Path(os.path.abspath(folder)), folder.resolve())
+    return tuple(dict.fromkeys(place.parent for place in places if place.name == FOLDER))
+
+
+def unsealed(paths: Iterable[Path], whole: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
+    """Return the folders of rehearsals over which no receipt was found, with what tells them.
+
+    Args:
+        paths: As they were given to ``find``; files stand for themselves alone.
+        whole: The files that are the receipt over all of a rehearsal.
+    """
+    sealed = {path.parent.resolve() for path in whole}
+    found: dict[Path, tuple[str, ...]] = {}
+    for path in filter(Path.is_dir, paths):
+        inner = path / FOLDER
+        places = rehearsals_of(inner if inner.is_dir() else path)
+        for folder in places or (path,):
+            left = _left(folder, REPORT, PAGE, _PLAN, *((_HEAD,) if places else ()))
+            if left and (folder / FOLDER).resolve() not in sealed:
+                found[folder] = left
+    return found
+
+
+def _left(folder: Path, *names: str) -> tuple[str, ...]:
+    """Return which files of a rehearsal lie in a folder."""
+    return tuple(name for name in names if (folder / name).is_file())
 
 
 def read(path: Path) -> bytes:

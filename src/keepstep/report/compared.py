@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from keepstep._version import __version__
 from keepstep.receipt.canonical import to_canonical
-from keepstep.receipt.files import FOLDER, SUFFIX, read
+from keepstep.receipt.files import FOLDER, PAGE, REPORT, SUFFIX, read
 from keepstep.receipt.sealed import Receipt
 from keepstep.receipt.statement import Kind
 from keepstep.receipt.verify import Answer, Check
@@ -23,7 +23,6 @@ from keepstep.report.html import as_html
 from keepstep.report.model import ReceiptFile, Rehearsal
 from keepstep.report.records import read_records
 
-REPORT, PAGE = "report.json", "report.html"
 WHOLE = Kind.REHEARSAL.value  # the name of the receipt over all others
 _RECORDS = ("rehearsal", "receipt")  # the parts of the JSON that no version words differently
 _AGAIN = "the command that rehearsed, with the same --out, writes it again"
