@@ -119,10 +119,35 @@ def test_a_changed_page_is_refused(out: Path, capsys: pytest.CaptureFixture[str]
     page.write_text(page.read_text().replace("inconclusive", "pass", 1))
     assert verify(out) == ExitCode.FAIL
     told = capsys.readouterr().out
-    assert "report.html is not the page of the signed record: it was changed" in told
+    assert "report.html is not the page of report.json, which says what was signed: " in told
+    assert "the page was changed, or the order of entries in the other" in told
     (out / "report.json").unlink()
     assert verify(out) == ExitCode.INCONCLUSIVE
     assert "only compared beside its report.json" in capsys.readouterr().out
+
+
+def reordered(value: Any) -> Any:
+    """The same content, with the entries of each object the other way round."""
+    if isinstance(value, dict):
+        return {name: reordered(each) for name, each in reversed(value.items())}
+    return [reordered(each) for each in value] if isinstance(value, list) else value
+
+
+def test_a_page_is_not_blamed_for_a_report_in_another_order(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = out / "report.json"
+    report.write_text(json.dumps(reordered(json.loads(report.read_text())), indent=1))
+    assert verify(out) == ExitCode.INCONCLUSIVE
+    told = capsys.readouterr().out
+    assert "report.html cannot be compared: the page has its tables in the order of" in told
+    assert "changed" not in told.partition("report:")[2]
+
+
+def test_spaces_of_another_program_do_not_matter_to_the_page(out: Path) -> None:
+    report = out / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text())))
+    assert verify(out) == ExitCode.PASS
 
 
 def test_words_of_another_version_are_not_called_changed(
