@@ -27,6 +27,7 @@ from keepstep.checkpoint.protect import (
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.sibling import Placement
 from keepstep.checkpoint.standing import standings
+from keepstep.checkpoint.store import LocalStore
 from keepstep.checkpoint.verify import verify
 from keepstep.checkpoint.window import Window, window_of
 from tests.checkpoint.runs import ENVIRONMENT, TOMORROW, Run, content, run
@@ -378,3 +379,28 @@ def test_a_trainer_keeps_what_a_damaged_ledger_may_have_named(
     run.ledger.write_text("damaged\n")
     assert is_protected(run.path / "step-100")
     assert "line 1 is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_what_nobody_could_load_is_not_protected(run: Run, tested: bool) -> None:
+    run.save(1, 2, 3, 4)
+    (run.path / "step-4" / "__0_0.distcp").unlink()
+    (run.path / "step-2" / "__0_0.distcp").unlink()
+    if tested:
+        run.test_load(3)
+    done = protect(run.store, TERMS)
+    assert names(done) == ["step-3", "step-1"]
+    assert done.choice.newest == "step-3"
+
+
+def test_a_mistyped_name_leaves_no_ledger(run: Run) -> None:
+    nowhere = LocalStore(run.path.with_name("rnu"))
+    answers: dict[int, Answer] = {}
+    for attempt in (
+        lambda: protect(nowhere, TERMS),
+        lambda: release(nowhere, "why not"),
+        lambda: finalize(nowhere, answers),
+    ):
+        with pytest.raises((CheckpointError, OSError), match="rnu"):
+            attempt()
+    assert not list(run.path.parent.glob("rnu*"))

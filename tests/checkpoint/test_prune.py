@@ -50,6 +50,19 @@ def test_the_newest_complete_ones_stay(run: Run) -> None:
     assert sorted(os.listdir(run.path)) == ["step-1000", "step-700"]
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_nothing_goes_in_favour_of_what_nobody_could_load(run: Run, keep: int) -> None:
+    run.save(3, 4, 5, 6, 7)
+    metadata = run.path / "step-6" / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-9])
+    (run.path / "step-7" / "__0_0.distcp").unlink()
+    done = prune(run.store, keep)
+    assert run.steps() == [*range(6 - keep, 6), 6, 7]
+    assert done.stay["step-5"] == "the newest complete checkpoint"
+    assert "__0_0.distcp: missing" in done.stay["step-7"]
+    assert "cut off" in done.stay["step-6"]
+
+
 def test_it_says_what_it_would_do_and_does_nothing(run: Run) -> None:
     run.save(1, 2)
     before = content(run.path.parent)

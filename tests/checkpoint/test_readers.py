@@ -117,6 +117,14 @@ def test_every_cut_of_the_metadata_before_the_first_tensor_is_reported(tmp_path:
             find_readers(LocalStore(tmp_path))
 
 
+@pytest.mark.parametrize("tensors", [1, 20_000])
+@pytest.mark.parametrize("lost", [1, 9])
+def test_metadata_without_its_end_is_reported(tensors: int, lost: int, tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(metadata(tensors, 1, fields=5)[:-lost])
+    with pytest.raises(UnsafeMetadataError, match="cut off"):
+        find_readers(LocalStore(tmp_path))
+
+
 def test_the_answer_takes_milliseconds_whatever_the_size(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(metadata(2000, 20))
     store = LocalStore(tmp_path)

@@ -26,6 +26,7 @@ from keepstep.checkpoint.store import RemoteStore, open_store
 from keepstep.checkpoint.verify import verify
 from keepstep.exit_codes import ExitCode
 from tests.checkpoint.conftest import DATA
+from tests.checkpoint.stored_data import data_files
 
 OURS = (DATA / "torch-2.15.0" / "plain" / ".metadata").read_bytes()
 THEIRS = (DATA / "torch-2.15.0" / "noncontig" / ".metadata").read_bytes()
@@ -266,6 +267,7 @@ def test_whenever_another_writer_comes_undo_does_not_lose_it_either(system: Any)
 def test_status_asks_once_for_each_step_it_looks_at(system: Any, server: Server) -> None:
     new, old = metadata(1, 1), metadata(1, 1, fields=5)
     run = {f"bucket/run/step-{n}/.metadata": old if n == 20 else new for n in range(150)}
+    run |= {f"bucket/run/step-20/{name}": data for name, data in data_files(old).items()}
     del run["bucket/run/step-149/.metadata"]
     system.pipe({**run, "bucket/run/step-149/__0_0.distcp": b"a save that did not end"})
     server.forget()

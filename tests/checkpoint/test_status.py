@@ -10,13 +10,17 @@ from benchmarks.checkpoint.synthetic import metadata
 from keepstep.checkpoint.errors import NotACheckpointError
 from keepstep.checkpoint.status import find_status
 from keepstep.checkpoint.store import LocalStore
+from tests.checkpoint.stored_data import data_files
 from tests.processor_time import used
 
 
 def save(root: Path, name: str, fields: int) -> None:
     folder = root / name
     folder.mkdir()
-    (folder / ".metadata").write_bytes(metadata(1, 1, fields=fields))
+    content = metadata(1, 1, fields=fields)
+    for file, data in data_files(content).items():
+        (folder / file).write_bytes(data)
+    (folder / ".metadata").write_bytes(content)
 
 
 def test_the_newest_readable_and_how_far_behind_it_is(tmp_path: Path) -> None:
@@ -55,6 +59,27 @@ def test_copies_unfinished_and_damaged_folders_are_not_taken_for_steps(tmp_path:
     assert found.newest_readable.name == "step-100"
     assert found.incomplete == ("step-300",)
     assert len(found.unreadable) == 1
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "cut metadata"])
+def test_what_nobody_could_load_is_no_way_back(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, "step-100", 5)
+    save(tmp_path, "step-200", 5)
+    folder = tmp_path / "step-200"
+    (data,) = folder.glob("*.distcp")
+    if damage == "missing":
+        data.unlink()
+    elif damage == "short":
+        data.write_bytes(data.read_bytes()[:-1])
+    else:
+        content = (folder / ".metadata").read_bytes()
+        (folder / ".metadata").write_bytes(content[:-9])
+    found = find_status(LocalStore(tmp_path), "2.14")
+    assert found.newest_readable is not None
+    assert found.newest_readable.name == "step-100"
+    assert found.newest == found.newest_readable, "it is no complete checkpoint either"
+    (why,) = found.unreadable
+    assert why.startswith("step-200: ")
 
 
 def test_names_of_lightning_share_no_epoch(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from keepstep.checkpoint.record import identify, read_records
 from keepstep.checkpoint.status import no_steps, steps_of
 from keepstep.checkpoint.store import LocalStore, Store
 from keepstep.checkpoint.testload import last_proof, refusal
+from keepstep.checkpoint.wholeness import lacks
 from keepstep.checkpoint.window import Mark, Tested
 
 KEPT = 3  # the newest that is readable and test-loaded, and the two before it
@@ -61,10 +62,14 @@ def choose(root: Store, minor: str, earlier: Sequence[Mark] = ()) -> Choice:
             reads = find_readers(store).readers[minor]
         except (CheckpointError, FileNotFoundError):  # the second: it was removed meanwhile
             continue
-        newest = newest or name
         if not reads or refusal(store, minor):
+            newest = newest or name
             continue
         tested = None if lead is not None else _tested(store, name, minor, earlier)
+        may_be_marked = lead is not None or len(found) < KEPT
+        if tested is None and may_be_marked and lacks(store):
+            continue  # of those further ahead only the number is told
+        newest = newest or name
         if tested is not None:
             lead = len(found)
         found.append((step, name, store, tested))

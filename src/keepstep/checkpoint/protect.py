@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 
-from keepstep.checkpoint.choice import Choice, choose, copy_of, same
+from keepstep.checkpoint.choice import Choice, choose, copy_of, same, steps_below
 from keepstep.checkpoint.copies import copied, make_copy
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.ledger import Entry, ledger_of, who
@@ -70,6 +70,8 @@ def protect(
         ValueError: The terms are not enough, or contradict the window that is open.
         CheckpointError: There is no run, or no ledger is possible.
     """
+    if not ledger_of(root).read():
+        steps_below(root)  # raises before there is a ledger beside what is no run
     with ledger_of(root).writing() as pen:
         opened = window_of(pen.entries)
         window = _opened(terms) if opened is None else _renewed(opened, terms)
@@ -100,8 +102,9 @@ def release(root: Store, because: str) -> Window:
     """Close the window without a verdict on the new version; nothing is removed.
 
     Raises:
-        CheckpointError: No window is open.
+        CheckpointError: No window is open, or there is no run.
     """
+    _open_window(root, ledger_of(root).read())  # raises before there is a ledger
     with ledger_of(root).writing() as pen:
         window = _open_window(root, pen.entries)
         pen.add(RELEASED, because=because, **{"for": window.minor, "owner": window.owner})
@@ -120,6 +123,7 @@ def finalize(root: Store, answers: dict[int, Answer]) -> Window:
         UnansweredError: A criterion has no answer.
         CheckpointError: No window is open.
     """
+    _open_window(root, ledger_of(root).read())  # raises before there is a ledger
     with ledger_of(root).writing() as pen:
         window = _open_window(root, pen.entries)
         numbers = range(1, len(window.accept) + 1)
@@ -181,6 +185,7 @@ def _check_end(until: date) -> None:
 def _open_window(root: Store, entries: list[Entry]) -> Window:
     window = window_of(entries)
     if window is None:
+        steps_below(root)
         raise CheckpointError(
             f"{root.address}: no rollback window is open: keepstep checkpoint protect "
             f"{root.address} --for MINOR --owner NAME --until DATE opens one"

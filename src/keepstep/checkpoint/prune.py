@@ -26,6 +26,7 @@ from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.ledger import Entry, ledger_of
 from keepstep.checkpoint.readers import GLOBAL, HF_INDEX, RANK_LOCAL, TEMPORARY, find_readers
 from keepstep.checkpoint.store import File, LocalStore
+from keepstep.checkpoint.wholeness import lacks
 from keepstep.checkpoint.window import Window, steps_ever_marked, window_of
 
 REMOVED = "prune"  # what the line of the ledger says
@@ -67,6 +68,8 @@ def plan_prune(root: LocalStore, keep: int | None, entries: list[Entry]) -> Plan
     window = window_of(entries)
     protected = _protected(root, window)
     complete, stay = _judged(root)
+    if keep is not None and len(complete) > keep:
+        complete = _whole_ones(root, keep, complete, stay)
     going = [] if keep is None else _going(root, keep, complete, stay, protected)
     copies = _idle_copies(root, protected, entries, spare=not complete)
     copies_home = copies_folder(root)
@@ -163,6 +166,25 @@ def _judged(root: LocalStore) -> tuple[list[str], dict[str, str]]:
         else:
             complete.append(name)
     return complete, others
+
+
+def _whole_ones(
+    root: LocalStore, keep: int, complete: list[str], stay: dict[str, str]
+) -> list[str]:
+    """Return ``complete`` without those that nothing could load, up to the ``keep`` that stay.
+
+    Only what stays must be proven to be whole: nothing older goes before ``keep`` of them are.
+    """
+    whole = 0
+    found: list[str] = []
+    for name in complete:
+        why = lacks(root.below(name)) if whole < keep else ""
+        if why:
+            stay[name] = why
+            continue
+        whole += 1
+        found.append(name)
+    return found
 
 
 def _doubt(store: LocalStore, *, newest: bool) -> str:

@@ -19,6 +19,7 @@ HF_INDEX = "model.safetensors.index.json"
 
 _NUMBERED = re.compile(r".*\d(?:\.ckpt)?")  # how the name of a step ends
 
+_STOP = b"."  # ends every pickle
 # Bytes. The first tensor begins within 400 in most files, in a few behind thousands of objects;
 # beyond _FAR (about 10,000 objects) the limited process is faster.
 _HEAD, _FAR, _TAIL = 1 << 16, 1 << 19, 1 << 14
@@ -124,6 +125,8 @@ def peek_at(store: Store, name: str, size: int | None = None) -> Peek:
             whole = wanted >= size
             seen = peek(head, head if whole else tail, whole=whole)
             if seen is not None:
+                if not (tail or head).endswith(_STOP):
+                    raise UnsafeMetadataError("cut off: it does not end as metadata does")
                 return seen
         with store.opened(name) as file:
             return _marks(ask(file, "summary")["summary"])

@@ -11,6 +11,7 @@ from keepstep.checkpoint.errors import CheckpointError, NotACheckpointError
 from keepstep.checkpoint.peek import peek
 from keepstep.checkpoint.readers import GLOBAL, find_readers, holds_safetensors, peek_at, verdicts
 from keepstep.checkpoint.store import Store
+from keepstep.checkpoint.wholeness import lacks
 
 # The step is the number that ends the name: step-100, iter_0000100, global_step100, checkpoint-100;
 # Lightning's are epoch=1-step=100.ckpt, with an epoch that is not part of what they share.
@@ -54,7 +55,8 @@ def find_status(
     """Look at the checkpoints below ``root``, newest first, until one is readable for ``minor``.
 
     Costs one listing of the folder, and mostly one range read a checkpoint; more and more of them
-    are asked for at once, so a store that is far away is not waited for each time.
+    are asked for at once, so a store that is far away is not waited for each time. The metadata of
+    the answer is read whole, and its data files must be there and long enough.
 
     Args:
         root: The run.
@@ -84,6 +86,9 @@ def find_status(
         if why:
             unreadable.append(f"{name}: {why}")
             seen = Step(name, step, False)
+        if seen.readable and (why := lacks(root.below(name))):
+            unreadable.append(f"{name}: {why}")
+            continue
         newest = newest or seen
         if seen.readable:
             return _status(newest, seen, len(found), looked_at, incomplete, unreadable)
