@@ -1,4 +1,4 @@
-"""Checks of a checkpoint that PyTorch does not make: is every byte there, and as it was written?"""
+"""Checks of a checkpoint that PyTorch does not make: is all there, each slice as it was written?"""
 
 from __future__ import annotations
 

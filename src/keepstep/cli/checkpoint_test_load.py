@@ -108,6 +108,7 @@ def _lines(path: str, found: Loaded, kept: Path | None) -> list[str]:
             f"{size_text(record.bytes)} read and digested in {found.seconds:.1f} s, "
             f"{size_text(found.peak_bytes)} of memory at most"
         )
+        lines.append(f"  PyTorch compares no checksum: keepstep checkpoint verify {path}")
     if found.keys:
         lines += _key_lines(found.keys)
     lines.append(f"  in: {record.python}, Python {record.environment['python']}")

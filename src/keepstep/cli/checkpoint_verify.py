@@ -1,4 +1,4 @@
-"""``keepstep checkpoint verify``: is everything there, and as it was written?"""
+"""``keepstep checkpoint verify``: is everything there, and every slice as it was written?"""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _lines(
     code: ExitCode,
 ) -> list[str]:
     words = {
-        ExitCode.PASS: "complete, and as it was written",
+        ExitCode.PASS: "complete, and every slice is as it was written",
         ExitCode.FAIL: "damaged" if found.worst() is Weight.DAMAGE else f"not equal to {other}",
         ExitCode.INCONCLUSIVE: "not proven to be as it was written",
     }
