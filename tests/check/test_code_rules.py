@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import keepstep.checkpoint
+from keepstep import Checkpoint
 from keepstep.check.finding import Severity
+from keepstep.check.rules import RULES
 from tests.check.job import END, IMPORTS, READY, codes, found, look_at
 
 INIT = 'dist.init_process_group("nccl")\n'
@@ -265,6 +268,12 @@ PAIRS: list[tuple[str, Severity, str, str]] = [
         "from keepstep.checkpoint import write_old_format\nwrite_old_format()\ndcp.save(state)",
     ),
     (
+        "KS404",
+        Severity.CHANGES,
+        "from keepstep.checkpoint import writer\nold = writer(path)\ndcp.save(state)",
+        "from keepstep.checkpoint import writer\ndcp.save(state, storage_writer=writer(path))",
+    ),
+    (
         "KS405",
         Severity.CHANGES,
         'dist.init_process_group("nccl2")\ndcp.save(state)',
@@ -329,6 +338,17 @@ def test_what_no_leap_crosses_is_not_a_change(tmp_path: Path) -> None:
 def test_going_back_makes_new_checkpoints_unreadable(tmp_path: Path) -> None:
     report = look_at(tmp_path, IMPORTS, "dcp.save(state)", old="2.15", new="2.14")
     assert [each.severity for each in found(report, "KS404")] == [Severity.BREAKS]
+
+
+def test_what_is_advised_for_the_old_form_is_there_and_writes_it() -> None:
+    """The shim only reads: what it says of itself is that 2.14 can load with it."""
+    mend = RULES["KS404"].mend
+    for name in ("writer", "write_old_format"):
+        assert name in mend
+        assert callable(getattr(keepstep.checkpoint, name))
+    assert "readable_by" in mend
+    assert Checkpoint("runs/x", every=1, readable_by="2.14").old_form
+    assert "shim lets 2.14 load" in mend
 
 
 def test_a_spelling_that_the_old_version_does_not_know(tmp_path: Path) -> None:

@@ -225,8 +225,11 @@ _ALL = (
         "checkpoints that the old version cannot read",
         "2.14 cannot load what 2.15 writes: too many values to unpack (expected 5) (measured): "
         "going back loses every checkpoint since the upgrade",
-        "keep the way open: keepstep checkpoint downgrade PATH --for 2.14 (or keepstep checkpoint "
-        "shim, which writes the old form); rehearse it: keepstep checkpoint test-load",
+        "keep the way open: keepstep checkpoint downgrade PATH --for 2.14 makes a copy that 2.14 "
+        "loads, keepstep checkpoint shim lets 2.14 load it as it is; or write the old form at once"
+        ": keepstep.checkpoint.writer for dcp.save, write_old_format() for all saves, "
+        'Checkpoint(readable_by="2.14") in keepstep run; rehearse it: keepstep checkpoint '
+        "test-load",
     ),
     _rule(
         "KS405",
