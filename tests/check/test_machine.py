@@ -226,6 +226,30 @@ def test_files_of_a_package_with_the_same_error_are_one_finding() -> None:
     assert "1 more" in found.text
 
 
+def test_without_a_stack_only_what_the_job_brings_or_imports_is_tried(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else lies beside keepstep is not the job's, and one that does not load says nothing."""
+    monkeypatch.setattr(machine, "interpreter", lambda question: (sys.executable,))
+    own = str(tmp_path / "own.so")
+    extensions = (
+        _extension("nixl_ep", module="", casts=True),
+        _extension("flash_2", module="", siblings=["flash", "flash_2"]),
+        _extension("own", module="", shown=own, path=own),
+    )
+    packages = Packages(torch="2.15.0", cuda="13.2", extensions=extensions)
+    job = replace(scene, foreign=frozenset({"torch", "flash"}))
+    asked = question(tmp_path / "train.py")
+
+    def files(python: tuple[str, ...]) -> list[tuple[str, str]]:
+        found = machine._extensions(job, replace(asked, python=python), packages, [])
+        return sorted((each.code, each.file) for each in found)
+
+    tried = [("KS705", own), ("KS705", "flash_2.so")]
+    assert files(()) == tried
+    assert files((sys.executable,)) == [*tried, ("KS705", "nixl_ep.so"), ("KS706", "nixl_ep.so")]
+
+
 def test_a_cast_to_the_legacy_class_is_seen_in_the_binary() -> None:
     casting = _extension("trt", casts=True)
     found = list(try_extensions(("/none",), [casting], {"trt"}, True, []))

@@ -57,6 +57,12 @@ def try_extensions(
     yield from judge(tried, errors, imported, not_looked)
 
 
+def of_the_job(extensions: Iterable[Extension], imported: Iterable[str]) -> list[Extension]:
+    """Return those that a job brings or imports, of an environment that may not be its own."""
+    names = set(imported)
+    return [each for each in extensions if each["shown"] == each["path"] or _used(each, names)]
+
+
 def judge(
     tried: Sequence[Extension],
     errors: Sequence[str],

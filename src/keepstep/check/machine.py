@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.check.ask import NoAnswerError, ask
-from keepstep.check.extensions import try_extensions
+from keepstep.check.extensions import of_the_job, try_extensions
 from keepstep.check.finding import Finding, NotLooked, Severity
 from keepstep.check.machine_facts import MachineFacts, read_machine
 from keepstep.check.question import Question
@@ -105,7 +105,8 @@ def _whose(question: Question) -> list[NotLooked]:
     return [
         NotLooked(
             what="packages of another environment",
-            why=f"no stack was named, so those beside keepstep were looked at ({sys.prefix})",
+            why=f"no stack was named, so those beside keepstep were looked at ({sys.prefix}); of "
+            "its compiled extensions, those that the job imports",
             matters=False,
             mend="if the job runs elsewhere: --stack NAME (keepstep stack list)",
         )
@@ -288,6 +289,8 @@ def _extensions(
     if packages.torch is None:
         return
     nccl2 = question.leap.new >= 15 and numbers(packages.torch) >= (2, 15)
-    yield from try_extensions(
-        interpreter(question), packages.extensions, scene.foreign, nccl2, not_looked
+    # What else lies beside keepstep is nothing that the job was said to run with.
+    extensions = (
+        packages.extensions if question.python else of_the_job(packages.extensions, scene.foreign)
     )
+    yield from try_extensions(interpreter(question), extensions, scene.foreign, nccl2, not_looked)
