@@ -89,7 +89,7 @@ def test_each_step_is_there_once_with_all_that_asks_for_it_failures_first() -> N
         "tensor/2.15/gloo",
         "pipeline/2.15/gloo",
         "hang/2.15/gloo",
-        "sharded/2.15/gloo",
+        "step time of sharded/2.15/gloo",
     ]
     assert "pairs = 14" in found[3].text
 
@@ -103,20 +103,21 @@ def test_what_a_control_was_planted_with_is_nothing_to_mend() -> None:
 
 
 def test_one_number_of_pairs_does_for_all_that_is_too_noisy() -> None:
-    def noisy(pairs: int | None) -> SoftResult:
-        return soft()[0].model_copy(update={"verdict": Verdict.INCONCLUSIVE, "pairs_wanted": pairs})
+    def noisy(pairs: int | None, metric: str = "step") -> SoftResult:
+        changes = {"metric": metric, "verdict": Verdict.INCONCLUSIVE, "pairs_wanted": pairs}
+        return soft()[0].model_copy(update=changes)
 
     one, two, three = matrix()[2], matrix()[5], matrix()[8]
     cells = (
-        judged(one, verdict=Verdict.INCONCLUSIVE, soft=(noisy(14), noisy(9))),
-        judged(two, verdict=Verdict.INCONCLUSIVE, soft=(noisy(27),)),
-        judged(three, verdict=Verdict.INCONCLUSIVE, soft=(noisy(None), noisy(None))),
+        judged(one, verdict=Verdict.INCONCLUSIVE, soft=(noisy(14), noisy(9, "init"))),
+        judged(two, verdict=Verdict.INCONCLUSIVE, soft=(noisy(27), noisy(None, "throughput"))),
+        judged(three, verdict=Verdict.INCONCLUSIVE, soft=(noisy(None),)),
     )
     pairs, quieter = steps(rehearsal(cells=cells))
     assert pairs.text.startswith("Set pairs = 27 in the plan")
-    assert pairs.about == f"{one.id} and {two.id}"
+    assert pairs.about == f"step and init of {one.id} and step of {two.id}"
     assert quieter.text.startswith("Make the machine quieter")
-    assert quieter.about == three.id
+    assert quieter.about == f"throughput of {two.id} and step of {three.id}"
     assert "3 cells have no answer" in sentence(rehearsal(cells=cells))
 
 

@@ -12,7 +12,10 @@ from keepstep.report.summary import left_out, listed, verdict_of
 MOST = 8  # that a reader is asked to take in; the others are with what they are about
 
 _SLOWER = "Compare the receipt with that of the reference: keepstep receipt diff A B"
-_NOISE = "Make the machine quieter or the margin wider: more pairs would not give an answer"
+_NOISE = (
+    "Make the machine quieter or the margin wider: for these metrics more pairs would not give an "
+    "answer"
+)
 _NEW = "a changed plan needs a new folder: --out DIR"
 _AGAIN = "start the same command again: it goes on where it stopped"
 _DONE = "Sign below, and keep the old stack until no checkpoint needs it"
@@ -22,7 +25,7 @@ class Step(Facts):
     """One thing to do."""
 
     text: str
-    about: str = ""  # the cells, drills or parts of the report that ask for it
+    about: str = ""  # cells, metrics of cells, drills or parts of the report that ask for it
 
 
 def steps(rehearsal: Rehearsal) -> tuple[Step, ...]:
@@ -80,14 +83,17 @@ def _about_metrics(
     if verdict is not Verdict.INCONCLUSIVE:
         return
     wanted = max((soft.pairs_wanted for _, soft in found if soft.pairs_wanted), default=0)
+    asked: dict[tuple[str, str], list[str]] = {}
     for name, soft in found:
-        yield name, _about_noise(soft, wanted)
+        asked.setdefault((name, _about_noise(soft, wanted)), []).append(soft.metric)
+    # One cell may need more pairs for one metric and have no use for them for another.
+    yield from ((f"{listed(metrics)} of {name}", text) for (name, text), metrics in asked.items())
 
 
 def _about_noise(soft: SoftResult, wanted: int) -> str:
     if soft.pairs_wanted:
         return f"Set pairs = {wanted} in the plan ({_NEW}): with fewer the noise allows no answer"
-    return _NOISE if soft.noise is not None else f"Find out why {soft.metric} was not measured"
+    return _NOISE if soft.noise is not None else "Find out why this was not measured"
 
 
 def _with(missing: list[str]) -> str:
