@@ -15,6 +15,7 @@ from tests.canary.records import rehearsal, small_plan
 
 PLAN = small_plan(pairs=3)
 TEXT = "the plan"
+DRILLS = "7 drills (2 of them without an answer: no GPU)"
 NEW = "data_parallel/2.15/gloo"
 HEAD = Head(plan_sha256=digest(TEXT), started="2026-11-30T09:00:00+00:00", keepstep="0.1")
 
@@ -49,7 +50,7 @@ def drill(kind: str, name: str) -> DrillRecord:
 
 def test_without_measurements_the_limits_are_an_upper_bound(tmp_path: Path) -> None:
     can, runs, drills = told(tmp_path / "new")
-    assert can == "can run here: 15 runs of 5 cells, 7 drills"
+    assert can == f"can run here: 15 runs of 5 cells, {DRILLS}"
     assert "15 runs: at most 30 min 0 s, an upper bound: limits.run_s is 120 s" in runs
     assert "7 drills: not known" in drills
     assert not (tmp_path / "new").exists()
@@ -61,7 +62,7 @@ def test_measured_runs_and_drills_tell_how_long_the_others_take(folder: Folder) 
             folder.write_run(run.model_copy(update={"seconds": 8.0}))
     folder.write_drill(drill("hang", "hang/2.14/gloo"))
     can, runs, hang, others = told(folder.path)
-    assert can.endswith(f"7 drills; made already, in {folder.path}: 8 runs, 1 drill")
+    assert can.endswith(f"{DRILLS}; made already, in {folder.path}: 8 runs, 1 drill")
     assert runs == "time: 7 runs: about 56 s, by runs like them"
     assert hang == "time: 1 drill: about 50 s, by drills of the same kind"
     assert "5 drills: not known" in others

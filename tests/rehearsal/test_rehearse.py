@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.canary.matrix import Machine
 from keepstep.canary.plan import default_text
 from keepstep.cli.main import execute
 from keepstep.exit_codes import ExitCode
@@ -165,6 +166,24 @@ def test_the_list_of_cells_runs_nothing(
     assert told.splitlines()[-2] == "can run here: 15 runs of 5 cells, 0 drills"
     assert "an upper bound" in told.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_the_list_says_which_drills_end_without_an_answer_where_no_gpu_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(gpus: int) -> list[str]:
+        machine = Machine(gpus=gpus)
+        monkeypatch.setattr("keepstep.cli.rehearse.allocation", lambda _: machine)
+        assert execute(["rehearse", "--list", "--out", str(tmp_path / "out")]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    short = "runs, and ends without an answer: it needs 1 GPU for one"
+    told = listed(0)
+    assert [line for line in told if short in line] == [
+        f"drill rollback/{lever}: {short}" for lever in ("variable", "spelling")
+    ]
+    assert any(line.startswith("drill rollback/stack: the way back works") for line in told)
+    assert not any("without an answer" in line for line in listed(1))
 
 
 def test_when_its_minutes_are_over_it_reports_what_there_is(

@@ -20,7 +20,7 @@ from keepstep.incident.answer import printable
 from keepstep.receipt.errors import KeyFileError
 from keepstep.receipt.files import PAGE, REPORT
 from keepstep.receipt.keys import default_key
-from keepstep.rehearsal.drilling import drills_of
+from keepstep.rehearsal.drilling import Drill, drills_of
 from keepstep.rehearsal.estimate import estimate
 from keepstep.rehearsal.folder import Folder, only_one
 from keepstep.rehearsal.machine import allocation, this_machine
@@ -170,9 +170,17 @@ def _listed(plan: Plan, text: str, out: Path) -> list[str]:
         lines.append(f"{cell.id}: {f'not run: {why}' if why else f'{plan.pairs} runs'}")
         lines.append(f"    {cell.role.value}; {cell.topology}; {cell.proves}")
     for drill in drills_of(plan):
-        needs = f"not run: it needs {drill.gpus} GPU" if drill.gpus > machine.gpus else drill.proves
-        lines.append(f"drill {drill.name}: {needs}")
+        lines.append(f"drill {drill.name}: {_ends(drill, machine.gpus)}")
     return [*lines, "", *map(printable, estimate(plan, text, machine, out))]
+
+
+def _ends(drill: Drill, gpus: int) -> str:
+    """Say what a drill proves on a machine with so many GPUs, or why nothing."""
+    if drill.gpus > gpus:
+        return f"not run: it needs {drill.gpus} GPU"
+    if drill.gpus_to_answer > gpus:
+        return f"runs, and ends without an answer: it needs {drill.gpus_to_answer} GPU for one"
+    return drill.proves
 
 
 def _say(text: str) -> None:

@@ -43,6 +43,7 @@ class Drill:
     gpus: int  # that it needs
     proves: str
     work: Work
+    gpus_to_answer: int = 0  # without them it runs, and shows less than it is to prove
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,7 @@ def _rollback(plan: Plan, lever: str) -> Drill:
     return Drill(
         name=title,
         gpus=0,  # without one it shows what the names stand for, and says what is missing
+        gpus_to_answer=1 if LEVERS[lever].backend else 0,
         proves=f"the way back works and is verified on every rank: {LEVERS[lever].what}",
         work=lambda tools, folder: rollback(
             tools.stacks[plan.reference],

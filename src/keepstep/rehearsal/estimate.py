@@ -43,6 +43,8 @@ def estimate(plan: Plan, text: str, machine: Machine, out: Path) -> list[str]:
         f"can run here: {count_text(runs, 'run')} of {count_text(len(here), 'cell')}, "
         f"{count_text(len(drills), 'drill')}"
     )
+    if short := sum(drill.gpus_to_answer > machine.gpus for drill in drills):
+        can += f" ({short} of them without an answer: no GPU)"
     if other := _other(folder, text):
         return [can, other, *_runs(_Left(by_measure=(), unknown=runs, made=0), plan)]
     left = _runs_left(plan, here, folder)
