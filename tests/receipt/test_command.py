@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.canary.plan import default_plan
 from keepstep.canary.verdict import Verdict
 from keepstep.cli import receipt_verify
 from keepstep.cli.main import execute
@@ -347,3 +349,16 @@ def test_the_clock_decides_without_a_time(folder: Path, own: SigningKey) -> None
     path = folder / "now.json"
     path.write_bytes(sealed(key=own, now=datetime.now().astimezone()))
     assert execute(["receipt", "verify", str(path)]) == ExitCode.PASS
+
+
+def test_the_page_names_stacks_as_the_receipts_of_the_default_plan_do(checkout: Path) -> None:
+    page = (checkout / "docs" / "receipt.md").read_text()
+    stacks = default_plan().stacks
+    for typed in re.findall(r"keepstep receipt verify .*--stack (\S+)", page):
+        label, _, name = typed.partition("=")
+        assert stacks[label] == name
+    told = re.findall(r"the stack (\S+) (?:is what|has drifted)", page)
+    told += re.findall(r"ran on the stack (\S+) ", page)
+    old, new = re.findall(r"^  stack (\S+) / (\S+)$", page, re.MULTILINE)[0]
+    assert {*told, old, new} <= stacks.keys()
+    assert told
