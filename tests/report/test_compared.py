@@ -164,6 +164,26 @@ def test_words_of_another_version_are_not_called_changed(
     assert verify(out) == ExitCode.FAIL
 
 
+@pytest.mark.parametrize(("version", "doubt"), [("0.2.0.dev3", True), ("0.2.0", False)])
+def test_words_of_a_development_version_may_be_of_another_state(
+    own: SigningKey,
+    out: Path,
+    version: str,
+    doubt: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in ("receipt.sealed", "report.compared"):
+        monkeypatch.setattr(f"keepstep.{module}.__version__", version)
+    path = out / "receipts" / "rehearsal.json"
+    found = inconclusive().model_copy(update={"receipts": (), "numbers": ()})
+    path.write_bytes(sealed(found.model_dump(mode="json"), kind="rehearsal", key=own))
+    body = json.loads(as_json(found, receipt_of(out)))
+    (out / "report.json").write_text(json.dumps(body | {"sentence": "Not decided."}))
+    assert verify(path) == ExitCode.FAIL
+    assert (f"another state of keepstep {version}" in capsys.readouterr().out) is doubt
+
+
 def test_a_report_elsewhere_is_named(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
