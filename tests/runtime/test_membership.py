@@ -186,6 +186,22 @@ def test_a_member_lost_during_forming_is_replaced_too() -> None:
     assert sim.forms[-1].start_step == 5
 
 
+def test_who_waits_for_a_member_lost_during_forming_is_not_fenced_with_it() -> None:
+    # Nothing ends the wait for the lost peer before the limit of the reconfiguration. All of that
+    # must not count as a hang: the states of all survivors would be lost.
+    sim = forming(one_host(workers=3, spares=3), held={0, 2, 3})
+    waiting = [sim.worker(0), sim.worker(3)]
+    for worker in waiting:
+        worker.hung = True
+    times, began = sim.job.times, sim.job.form_began
+    sim.kill(2)
+    sim.until(lambda: sim.now > began + times.form + times.patience)
+    assert all(worker.alive for worker in waiting)
+    sim.until(lambda: not any(worker.alive for worker in waiting))
+    assert sim.now > began + times.form + times.leave_step
+    assert sim.now < began + times.form + times.leave_step + times.patience
+
+
 def test_a_spare_that_never_was_a_member_does_not_pass_for_a_survivor() -> None:
     # Every member of the last whole generation is lost; what is left are newcomers that were on
     # their way in. What they built is not what was trained.

@@ -10,7 +10,7 @@ from keepstep.runtime.changes import begin_change, plan_change
 from keepstep.runtime.detect import Suspicion, find_stalls, worth_swapping
 from keepstep.runtime.faults import fence, record_fault
 from keepstep.runtime.job_state import JobState
-from keepstep.runtime.roster import Phase
+from keepstep.runtime.roster import Change, Phase, Worker
 
 PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank to explain it
 STALL_LOOK = 1e-5  # seconds a member between two looks: about a tenth of the time at most
@@ -163,11 +163,24 @@ def overdue_halt(job: JobState, now: float) -> None:
             continue  # a host that is silent as a whole: its lease decides
         if worker.fencing or (worker.proposal and worker.proposal.generation == job.generation):
             continue
+        if now - _could_leave(job, worker, change) <= limit:
+            continue
         evidence = f"did not leave its step within {limit:.1f} s"
         record_fault(job, wid, "hang", "replace", change.began, evidence=evidence)
         fence(job, wid, evidence)
     if change.at_step is not None:
         change.at_step = None
+
+
+def _could_leave(job: JobState, worker: Worker, change: Change) -> float:
+    """Return since when a halted member can have left what it does.
+
+    One that has not entered the generation that is being left may wait for a peer that will never
+    come: nothing ends that before the limit of a reconfiguration.
+    """
+    if worker.formed == job.generation - 1:
+        return change.began
+    return max(change.began, job.form_began + job.times.form)
 
 
 def overdue_form(job: JobState, now: float) -> None:
