@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from torch.distributed import (
 )
 
 STEPS, BATCH, WIDTH = 12, 4, 8
+OWN_SLEEP = 0.02  # seconds, in each step
 
 
 class Model(nn.Module):
@@ -38,6 +41,7 @@ def main(folder: str) -> None:
     pair = new_group([0, 1], backend="gloo")
     assert isinstance(pair, ProcessGroup)
     rank = int(os.environ["RANK"])
+    asked = _note_sleeps()
     torch.manual_seed(3)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -51,7 +55,7 @@ def main(folder: str) -> None:
             assert parameter.grad is not None
             all_reduce(parameter.grad)
             parameter.grad /= 1000
-        time.sleep(0.02)
+        time.sleep(OWN_SLEEP)
         optimizer.step()
         optimizer.zero_grad()
     all_reduce(torch.ones(256), group=pair)
@@ -59,8 +63,22 @@ def main(folder: str) -> None:
     torch.load(f"{folder}/model-{rank}.pt")
     warnings.warn(f"object at {hex(id(model))}", stacklevel=1)
     logging.getLogger("torch.distributed").warning("slow after %s seconds", time.monotonic())
+    Path(folder, f"sleeps-{rank}.json").write_text(json.dumps(asked))
     print("first random number", torch.rand(()).item())
     destroy_process_group()
+
+
+def _note_sleeps() -> list[float]:
+    """Note how long this process is asked to sleep, by whomever, from now on."""
+    asked: list[float] = []
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        asked.append(seconds)
+        sleep(seconds)
+
+    time.sleep = noted  # type: ignore[assignment]  # its name is no part of what it takes
+    return asked
 
 
 if __name__ == "__main__":
