@@ -31,15 +31,19 @@ def backend(case: Case) -> GateResult:
 
 
 def binding(case: Case) -> GateResult | None:
-    """Every rank has a GPU of its own."""
+    """Every rank has a GPU of its own, or one that it shares where the plan has fewer GPUs."""
     if not case.cell.gpus:
         return None
-    problems = [problem for run in case.ended for problem in _doubles(run)]
+    shared = case.plan.topologies[case.cell.topology].ranks > case.cell.gpus
+    problems = [problem for run in case.ended for problem in _doubles(run, shared=shared)]
     return settle(
         case,
         "binding",
         problems,
-        seen="every rank is bound to a GPU of its own",
+        seen="every rank is bound to one GPU, which others may have too: the plan has fewer GPUs "
+        "than ranks"
+        if shared
+        else "every rank is bound to a GPU of its own",
         wanted="one GPU for each rank",
         mend="pass device_id to init_process_group, or call torch.cuda.set_device first",
     )
@@ -50,8 +54,8 @@ def _class(group: Group, case: Case) -> str:
     return group.classes.get(device, "")
 
 
-def _doubles(run: RunRecord) -> list[str]:
-    """Return ranks whose device is unknown, or that of another rank on the same host."""
+def _doubles(run: RunRecord, *, shared: bool) -> list[str]:
+    """Return ranks whose device is unknown, or, unless it is shared, that of another rank."""
     problems = []
     taken: dict[tuple[str, str], int] = {}
     for rank in sorted(run.ranks, key=lambda rank: rank.rank):
@@ -61,7 +65,7 @@ def _doubles(run: RunRecord) -> list[str]:
             problems.append(f"pair {run.pair}, rank {rank.rank}: bound to {seen}")
             continue
         device = (rank.host, _card(devices.pop(), gpu_names(rank)))
-        if device in taken:
+        if device in taken and not shared:
             problems.append(
                 f"pair {run.pair}: ranks {taken[device]} and {rank.rank} share {device[1]} of "
                 f"{rank.host}"
