@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 STEPS = 60
 FAULTS = ["kill@30:1", "stop@30:1", "hang@30:2", "gil@30:1", "raise@30:1", "segv@30:0", "exit@30:2"]
 DOUBLE = ["kill@30:1", "kill@30:2"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from keepstep.canary.plan import read_plan
 from keepstep.drills.hang import hang
 from keepstep.drills.limits import Limits
-from keepstep.rehearsal.drilling import drills_of
+from keepstep.rehearsal.drilling import Tools, drills_of
 from keepstep.rehearsal.folder import Folder
 from keepstep.rehearsal.scripts import script_of
 from keepstep.stack.named import find_stack
@@ -40,12 +40,13 @@ def main() -> None:
         (folder.path / "record.json").write_text(record.model_dump_json(indent=1))
         print(f"{record.name}: {record.verdict} in {record.seconds:.0f} s: {record.reason}")
         return
-    for drill in drills_of(plan, stacks, scripts, lambda text: print(text, flush=True)):
+    tools = Tools(stacks=stacks, scripts=scripts, say=lambda text: print(text, flush=True))
+    for drill in drills_of(plan):
         if not wanted:
             print(drill.name)
         elif drill.name == wanted[0]:
             folder.path.mkdir(parents=True, exist_ok=True)
-            record = drill.work(folder.drill_folder(drill.name))
+            record = drill.work(tools, folder.drill_folder(drill.name))
             folder.write_drill(record)
             print(f"{record.name}: {record.verdict} in {record.seconds:.0f} s: {record.reason}")
 
