@@ -148,6 +148,20 @@ TOLD: list[tuple[Fact, str]] = [
         "rank 1 (worker 1, pid 8123) entered generation 2 (state 0.08 s)",
     ),
     (
+        {
+            "event": "members_formed",
+            "generation": 2,
+            "step": 20,
+            "count": 512,
+            "slowest": [
+                {"worker": 7, "rank": 7, "step": 20, "reconfigure_s": 0.5, "state_s": 0.0776},
+                {"worker": 9, "rank": 9, "step": 20, "reconfigure_s": 0.5},
+            ],
+        },
+        "512 ranks entered generation 2; the slowest: rank 7 (reconfigure 0.50 s, state 0.08 s), "
+        "rank 9 (reconfigure 0.50 s)",
+    ),
+    (
         {"event": "form_failed", **WHO, "error": "RuntimeError: a peer\nvanished"},
         "rank 1 (worker 1, pid 8123) could not enter generation 1: RuntimeError: a peer vanished; "
         "trying again with a new generation",

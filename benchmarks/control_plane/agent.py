@@ -20,7 +20,6 @@ STEPS = 1_000_000  # of the job: it never ends by itself
 PATIENCE = 30.0  # seconds; a simulated stall is older when it is told
 _LENGTH = struct.Struct(">I")
 _HEAD = _LENGTH.size + MAC_BYTES + 1
-ROW = list(p.Progress.__dataclass_fields__)
 
 
 def digest(step: int) -> str:
@@ -179,7 +178,7 @@ class Agent:
             step_seconds=1.0 + 0.001 * (wid % 7) if member else 0.0,
             busy_seconds=0.8 + 0.001 * (wid % 7) if member else 0.0,
         )
-        return [getattr(row, name) for name in ROW]
+        return list(row)
 
     def exit(self, wid: int, fault: str, step: int) -> None:
         """A process is gone."""

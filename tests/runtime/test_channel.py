@@ -188,8 +188,9 @@ def test_a_listener_is_told_every_message_and_the_end_once() -> None:
         assert await wire.server.receive() == FIRST
         wire.server.listen(told.put_nowait, told.put_nowait)
         wire.client.send(SECOND)
+        wire.client.send(FIRST)
         wire.to_server.write(await wire.next_frame())
-        assert await told.get() == SECOND
+        assert await told.get() == [SECOND, FIRST]
         wire.to_server.close()
         assert isinstance(await told.get(), EOFError)
         wire.server.abort()

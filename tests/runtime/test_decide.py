@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +22,21 @@ from keepstep.runtime.decide import (
 SNAPSHOT = Snapshot(committed=3, digest="s", payload=("a:1",), ranks={0: ("a:1", 0)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a proposal says, without the rest of it."""
+
+    committed: int
+    clean: bool
+    digest: str
+    entry: int
+
+
 def held(
     committed: int, digest: str = "x", *, clean: bool = True, entry: int | None = None
 ) -> Holding:
     entry = committed if entry is None else entry
-    return Holding(committed=committed, clean=clean, digest=digest if clean else "", entry=entry)
+    return Held(committed=committed, clean=clean, digest=digest if clean else "", entry=entry)
 
 
 def decided(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def progress(wid: int, **facts: Any) -> Progress:
         step_seconds=0.2,
         busy_seconds=0.1,
     )
-    return replace(usual, **facts)
+    return usual._replace(**facts)
 
 
 def waiting(wid: int, age: float = 3 * PATIENCE) -> Progress:

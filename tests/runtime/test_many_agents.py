@@ -99,7 +99,7 @@ def test_messages_that_arrive_together_share_a_journal(
     async def take_two() -> None:
         for _ in range(2):
             job.changed = True
-            coordinator._take("host0", p.Beat(sent=0.0, workers=[]))
+            coordinator._take("host0", [p.Beat(sent=0.0, workers=[])])
         assert not written
         await asyncio.sleep(0)
 

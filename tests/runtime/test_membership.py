@@ -12,6 +12,7 @@ from keepstep.runtime.changes import on_difference
 from keepstep.runtime.exits import START_FAILURES
 from keepstep.runtime.forming import CRASH_LOOP
 from keepstep.runtime.membership import Membership
+from keepstep.runtime.reports import SLOWEST, TOLD_APART, tell_slowest
 from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
@@ -859,6 +860,42 @@ def test_an_exit_that_is_told_twice_counts_once() -> None:
     sim.job.on_message("host0", told, sim.now)
     assert len(sim.job.workers) == launched
     completed(sim)
+
+
+def test_what_two_workers_say_in_one_frame_is_one_change() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.until_step(5)
+    for wid in (0, 1):
+        sim.kill(wid)
+    frame = [message for _, message in sim.inbox]
+    sim.inbox.clear()
+    sim.job.on_messages("host0", frame, sim.now)
+    assert [type(message) for message in frame] == [p.Exited, p.Exited]
+    completed(sim)
+    assert len(sim.forms) == 2
+
+
+def test_of_many_members_only_those_that_took_longest_are_told() -> None:
+    sim = one_host(workers=TOLD_APART + 1, spares=1)
+    sim.until_step(2)
+    told = [fact for fact in sim.events if fact["event"] in ("member_formed", "members_formed")]
+    assert [fact["event"] for fact in told] == ["members_formed"]
+    assert told[0]["count"] == TOLD_APART + 1
+    assert len(told[0]["slowest"]) == SLOWEST
+    sim.kill(3)
+    sim.until_step(4)
+    again = [fact["count"] for fact in sim.events if fact["event"] == "members_formed"]
+    assert again == [TOLD_APART + 1] * 2
+
+
+def test_the_slowest_member_is_told_first() -> None:
+    sim = one_host(workers=TOLD_APART + 1, spares=1)
+    sim.until_phase(Phase.LIVE)
+    job = sim.job
+    job.entered = [{"rank": 0, "state_s": 0.1}, {"rank": 1, "state_s": 0.2, "reconfigure_s": 1.0}]
+    tell_slowest(job)
+    assert [row["rank"] for row in job.events[-1]["slowest"]] == [1, 0]
+    assert job.entered == []
 
 
 def test_what_an_old_generation_says_late_is_not_taken_for_the_new_one() -> None:

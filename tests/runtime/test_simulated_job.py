@@ -25,6 +25,7 @@ from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
 
 ROUND = 0.1  # seconds; members that can commit one step a round
+FRAME = 8  # messages that arrive in one piece, at most
 LAST_WORDS = ("Proposal", "Formed", "FormFailed", "StepFailed", "Done")
 
 
@@ -240,7 +241,10 @@ class SimulatedJob:
             if not self.inbox:
                 return
             agent, message = self.inbox.popleft()
-            self.job.on_message(agent, message, self.now)
+            frame = [message]  # what one agent has to say arrives in one piece
+            while self.inbox and self.inbox[0][0] == agent and len(frame) < FRAME:
+                frame.append(self.inbox.popleft()[1])
+            self.job.on_messages(agent, frame, self.now)
         raise AssertionError("the exchange of messages never ends")
 
     def write_journal(self) -> None:
@@ -566,7 +570,7 @@ class SimulatedJob:
             step_seconds=ROUND if worker.generation else 0.0,
             busy_seconds=0.0,
         )
-        return list(p.to_dict(row).values())[1:]
+        return list(row)
 
     def rounds(self, count: int) -> None:
         """Let some rounds pass."""

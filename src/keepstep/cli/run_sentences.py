@@ -120,8 +120,19 @@ def _plan(fact: Fact) -> str:
 
 
 def _member_formed(fact: Fact) -> str:
-    parts = [f"{key[:-2]} {value:.2f} s" for key, value in fact.items() if key.endswith("_s")]
-    return f"{who(fact)} entered generation {fact['generation']} ({', '.join(parts)})"
+    return f"{who(fact)} entered generation {fact['generation']} ({_taken(fact)})"
+
+
+def _members_formed(fact: Fact) -> str:
+    slowest = ", ".join(f"rank {row['rank']} ({_taken(row)})" for row in fact["slowest"])
+    count, generation = fact["count"], fact["generation"]
+    return f"{count} ranks entered generation {generation}; the slowest: {slowest}"
+
+
+def _taken(fact: Fact) -> str:
+    return ", ".join(
+        f"{key[:-2]} {value:.2f} s" for key, value in fact.items() if key.endswith("_s")
+    )
 
 
 def _form_failed(fact: Fact) -> str:
@@ -353,6 +364,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "job_joined": _job_joined,
     "live": _live,
     "member_formed": _member_formed,
+    "members_formed": _members_formed,
     "metrics": _metrics,
     "refused": _refused,
     "replicas_differ": _replicas_differ,

@@ -16,7 +16,7 @@ from keepstep.cli.run_sentences import Fact, sentence
 from keepstep.runtime.session import RunResult, Session
 
 # Steps of ordinary work, one a worker: they would bury what matters.
-QUIET = frozenset({"worker_joined", "member_formed", "form", "incident"})
+QUIET = frozenset({"worker_joined", "member_formed", "members_formed", "form", "incident"})
 CLOSE_TIMEOUT = 5.0  # seconds that a reader who does not read may delay the end
 _BEGINNINGS = (
     "stall",

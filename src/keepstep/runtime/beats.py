@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from keepstep.runtime import procfs
 from keepstep.runtime import protocol as p
 from keepstep.runtime.processes import WorkerProcess
 from keepstep.runtime.progress import Slot, seconds_since
 from keepstep.runtime.settings import Times
-
-_ROW = list(p.Progress.__dataclass_fields__)
 
 
 class Beats:
@@ -33,11 +30,7 @@ class Beats:
 
 def beat(now: float, rows: list[p.Progress]) -> p.Beat:
     """Return the message."""
-    return p.Beat(sent=now, workers=[_row(progress) for progress in rows])
-
-
-def _row(progress: p.Progress) -> list[Any]:
-    return [getattr(progress, name) for name in _ROW]
+    return p.Beat(sent=now, workers=[list(progress) for progress in rows])
 
 
 def read_progress(worker: WorkerProcess, patience: float) -> p.Progress:

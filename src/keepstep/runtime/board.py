@@ -164,9 +164,8 @@ def _own_row(agent: Agent, worker: WorkerProcess, rank: int | None, now: float) 
 
 
 def _remote_row(entry: list[Any], ranks: dict[int, int], delay: float) -> Row:
-    wid, host, pid, ready, fenced, facts = entry
-    progress = p.from_dict(facts) if facts is not None else None
-    assert progress is None or isinstance(progress, p.Progress)
+    wid, host, pid, ready, fenced, read = entry
+    progress = p.Progress.of(read) if read is not None else None
     rank = ranks.get(wid)
     condition = _condition(rank, ready, fenced, progress)
     age = progress.age + delay if progress is not None else None

@@ -130,7 +130,7 @@ class Channel(asyncio.BufferedProtocol):
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self._on_message: Callable[[Message], None] | None = None
+        self._on_messages: Callable[[list[Message]], None] | None = None
         self._on_end: Callable[[Exception], None] | None = None
         self.peer = "unknown"  # address of the other end, for logs
 
@@ -191,15 +191,14 @@ class Channel(asyncio.BufferedProtocol):
                 self._codec.check(mac, flag, hashlib.sha256(body).digest())
             except AuthenticationError as error:
                 raise AuthenticationError(f"{error} (from {self.peer})") from None
-            for message in unpack(flag, body):
-                self._deliver(message)
+            self._deliver(unpack(flag, body))
         return place
 
-    def _deliver(self, message: Message) -> None:
-        if self._on_message is not None:
-            self._on_message(message)
+    def _deliver(self, messages: list[Message]) -> None:
+        if self._on_messages is not None:
+            self._on_messages(messages)
         else:
-            self._messages.append(message)
+            self._messages += messages
             self._wake()
 
     def _end(self, error: Exception) -> None:
@@ -217,12 +216,15 @@ class Channel(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
     def listen(
-        self, on_message: Callable[[Message], None], on_end: Callable[[Exception], None]
+        self,
+        on_messages: Callable[[list[Message]], None],
+        on_end: Callable[[Exception], None],
     ) -> None:
-        """Have every message and, once, the end (what ``receive`` would raise) told at once."""
-        self._on_message, self._on_end = on_message, on_end
-        while self._messages:
-            on_message(self._messages.popleft())
+        """Have each frame told at once, and once the end: what ``receive`` would raise."""
+        self._on_messages, self._on_end = on_messages, on_end
+        if self._messages:
+            waiting, self._messages = list(self._messages), deque()
+            on_messages(waiting)
         if self._error is not None:
             on_end(self._error)
 

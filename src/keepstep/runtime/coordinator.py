@@ -107,15 +107,17 @@ class Coordinator:
     def _on_channel(self, channel: Channel) -> None:
         name = ""
 
-        def on_message(message: p.Message) -> None:
+        def on_messages(messages: list[p.Message]) -> None:
             nonlocal name
-            if name:
-                self._take(name, message)
-            else:
-                name = p.expect(message, p.Hello).agent
-                self._welcome(p.expect(message, p.Hello), channel)
+            if not messages:
+                return
+            if not name:
+                hello = p.expect(messages[0], p.Hello)
+                name, messages = hello.agent, messages[1:]
+                self._welcome(hello, channel)
+            self._take(name, messages)
 
-        channel.listen(on_message, lambda error: self._on_end(name, channel, error))
+        channel.listen(on_messages, lambda error: self._on_end(name, channel, error))
 
     def _welcome(self, hello: p.Hello, channel: Channel) -> None:
         self._replace_channel(hello.agent, channel)
@@ -133,13 +135,15 @@ class Coordinator:
             old.close()
         self.channels[name] = channel
 
-    def _take(self, name: str, message: p.Message) -> None:
-        self.job.on_message(name, message, time.monotonic())
-        if isinstance(message, p.Goodbye):
+    def _take(self, name: str, messages: list[p.Message]) -> None:
+        now = time.monotonic()
+        self.job.on_messages(name, messages, now)
+        kinds = set(map(type, messages))
+        if p.Goodbye in kinds:
             self.leaving.add(name)
         self._flush_soon()
-        if isinstance(message, p.Beat):
-            overview = self.overviews.due(self.job, name, time.monotonic())
+        if p.Beat in kinds:
+            overview = self.overviews.due(self.job, name, now)
             if overview is not None and name in self.channels:
                 self.channels[name].send(overview)
 

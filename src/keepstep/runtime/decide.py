@@ -10,16 +10,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
-    """What one surviving worker holds (its proposal)."""
+class Holding(Protocol):
+    """What one surviving worker holds; its proposal says so."""
 
-    committed: int
-    clean: bool
-    digest: str
-    entry: int
+    @property
+    def committed(self) -> int:
+        """Steps committed."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether its state is exactly that of ``committed``."""
+
+    @property
+    def digest(self) -> str:
+        """Of the replicated state; empty unless clean."""
+
+    @property
+    def entry(self) -> int:
+        """Newest step count for which its per-rank state is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 from keepstep.runtime import protocol as p
 from keepstep.runtime.decide import (
     Decision,
-    Holding,
     NoCommonStateError,
     decide,
     from_first,
@@ -133,16 +132,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
         decision = decide(
             members=job.members,
             owners=_known_owners(job),
-            holdings={
-                wid: Holding(
-                    committed=held.committed,
-                    clean=held.clean,
-                    digest=held.digest,
-                    entry=held.entry,
-                )
-                for wid, held in proposals.items()
-                if held.member
-            },
+            holdings={wid: held for wid, held in proposals.items() if held.member},
             left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
             snapshot=job.snapshots.newest(),
             distrust=job.distrust,
@@ -201,6 +191,7 @@ def _form_generation(job: JobState, decision: Decision) -> None:
         return
     job.phase = Phase.FORMING
     job.change = None
+    job.entered = []
     job.start_step = decision.start_step
     members = job.members
     job.generations.append([job.generation, job.start_step, len(members)])

@@ -68,6 +68,7 @@ class JobState:
     torch_versions: list[str] = field(default_factory=list)  # of the workers, in order of arrival
     agents_reported: set[str] = field(default_factory=set)
     form_began: float = 0.0
+    entered: list[dict[str, Any]] = field(default_factory=list)  # who formed, and how long it took
     failing_step: int = 0
     failed_since: float | None = None
     outbox: list[tuple[str, p.Message]] = field(default_factory=list)

@@ -19,6 +19,7 @@ what is known is in ``job_state``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keepstep.runtime import protocol as p
@@ -140,13 +141,25 @@ class Membership(JobState):
 
     def on_message(self, agent: str, message: p.Message, now: float) -> None:
         """Take one message of an agent."""
+        self.on_messages(agent, [message], now)
+
+    def on_messages(self, agent: str, messages: Sequence[p.Message], now: float) -> None:
+        """Take what arrived from an agent in one piece.
+
+        What its workers say alike is taken together: what it allows is looked at once, not once
+        for every worker.
+        """
         self.now = now
-        if agent not in self.agents:
-            return  # it counts as gone; it has to introduce itself anew
-        self.agents[agent].heard = now
-        self._take(agent, message)
-        if not isinstance(message, p.Beat) or self.phase is not Phase.LIVE:
-            go_on(self)  # else the next tick does: beats are many, what they allow is rare
+        last = len(messages) - 1
+        for place, message in enumerate(messages):
+            if agent not in self.agents:
+                return  # it counts as gone; it has to introduce itself anew
+            self.agents[agent].heard = now
+            self._take(agent, message)
+            if place < last and type(messages[place + 1]) is type(message):
+                continue
+            if self.phase is not Phase.LIVE or not isinstance(message, p.Beat):
+                go_on(self)  # else the next tick does: beats are many, what they allow is rare
 
     def _take(self, agent: str, message: p.Message) -> None:
         if isinstance(message, p.Beat):

@@ -69,7 +69,7 @@ def _rows(job: Membership, besides: str) -> list[list[Any]]:
                 worker.pid,
                 worker.ready is not None,
                 bool(worker.fencing),
-                None if progress is None else p.to_dict(progress),
+                None if progress is None else list(progress),
             ]
         )
     return rows

@@ -8,6 +8,7 @@ from keepstep.runtime.decide import outliers
 from keepstep.runtime.faults import close_incident
 from keepstep.runtime.forming import try_first_generation, try_form
 from keepstep.runtime.job_state import ALL, BOUNDARY_STEPS, JobState
+from keepstep.runtime.reports import tell_slowest
 from keepstep.runtime.roster import Phase
 
 
@@ -63,6 +64,7 @@ def _try_go_live(job: JobState) -> None:
         job.suspected.clear()
         job.form_failures = 0
         close_incident(job, f"generation {job.generation} at step {job.start_step}")
+        tell_slowest(job)
         job.event(
             "live",
             world_size=len(job.members),

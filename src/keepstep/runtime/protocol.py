@@ -13,7 +13,7 @@ import json
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 
 class ProtocolError(Exception):
@@ -172,9 +172,8 @@ class Hello(Message):
     standing: list[dict[str, Any]] = field(default_factory=list)  # what each said last
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress(Message):
-    """What the agent read of one worker, without its help. Ages in seconds."""
+class Progress(NamedTuple):
+    """What the agent read of one worker, without its help: a row of ``Beat``. Ages in seconds."""
 
     wid: int
     generation: int
@@ -188,6 +187,13 @@ class Progress(Message):
     cpu: bool  # the main thread used processor time lately
     step_seconds: float
     busy_seconds: float  # of the last step, outside collectives
+
+    @classmethod
+    def of(cls, row: list[Any]) -> Self:
+        """Return what a row of JSON says; raise ProtocolError if it is too long or too short."""
+        if len(row) != len(cls._fields):
+            raise ProtocolError(f"a row of progress has {len(row)} fields")
+        return cls._make(row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from keepstep.runtime.faults import fence, record_fault
 from keepstep.runtime.job_state import ALL, JobState
 from keepstep.runtime.roster import Phase, Worker
 
+TOLD_APART = 64  # members of a generation; of more only those that took longest are told
+SLOWEST = 3
 SUSPECTED_TOO_OFTEN = 2  # attempts to form a generation that failed because of one donor
 
 
@@ -63,13 +66,28 @@ def on_formed(job: JobState, worker: Worker, message: p.Formed) -> None:
     if message.generation == job.generation:
         worker.formed = message.generation
         worker.proposal = worker.failed = worker.done = None
-        job.event(
-            "member_formed",
-            worker=worker.wid,
-            rank=job.rank_of(worker.wid),
-            step=message.step,
-            **{f"{k}_s": v for k, v in message.seconds.items()},
+        job.entered.append(
+            {
+                "worker": worker.wid,
+                "rank": job.rank_of(worker.wid),
+                "step": message.step,
+                **{f"{k}_s": v for k, v in message.seconds.items()},
+            }
         )
+        if len(job.ranks) <= TOLD_APART:
+            job.event("member_formed", **job.entered[-1])
+
+
+def tell_slowest(job: JobState) -> None:
+    """Tell who took longest to enter a generation of many; nobody reads a line for each."""
+    entered, job.entered = job.entered, []
+    if len(job.ranks) > TOLD_APART:
+        slowest = heapq.nlargest(SLOWEST, entered, key=_seconds)
+        job.event("members_formed", count=len(entered), step=job.start_step, slowest=slowest)
+
+
+def _seconds(entry: dict[str, Any]) -> float:
+    return float(sum(value for key, value in entry.items() if key.endswith("_s")))
 
 
 def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from keepstep.runtime import protocol as p
 from keepstep.runtime.blame import blamed_member
 from keepstep.runtime.changes import begin_change, plan_change
@@ -16,15 +14,11 @@ PEER_GRACE = 1.0  # seconds that a lost connection may stay without a lost rank 
 STALL_LOOK = 1e-5  # seconds a member between two looks: about a tenth of the time at most
 STRAGGLER_LOOK = 1e-4  # the same: this look is longer and not urgent
 
-_PROGRESS_FIELDS = [entry.name for entry in dataclasses.fields(p.Progress)]
-
 
 def on_beat(job: JobState, beat: p.Beat, patience: float) -> None:
     """Take the progress of one agent's workers."""
     for row in beat.workers:
-        if len(row) != len(_PROGRESS_FIELDS):
-            raise p.ProtocolError(f"a row of progress has {len(row)} fields")
-        progress = p.Progress(**dict(zip(_PROGRESS_FIELDS, row, strict=True)))
+        progress = p.Progress.of(row)
         worker = job.workers.get(progress.wid)
         if worker is None or worker.gone:
             continue
