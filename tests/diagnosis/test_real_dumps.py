@@ -51,6 +51,13 @@ CASES = {
             *("2.11-nccl", "2.11-nccl-asked"),
         )
     },
+    **{
+        f"h200-drill-{name}": ((1,), Fault.STALLED)
+        for name in (
+            *("nccl2", "nccl2-asked", "nccl-lazy-asked", "nccl-legacy", "use-nccl2-0"),
+            *("2.14-nccl", "2.14-nccl-asked"),
+        )
+    },
     **{name: (tuple(truth["culprits"]), Fault(truth["fault"])) for name, truth in TRUTH.items()},
     **ONE_DUMP,
 }
@@ -114,6 +121,23 @@ def test_the_headline_can_be_read_at_three_in_the_morning() -> None:
         "rank 1 came to all_reduce 6 of group default_pg with 1048576 elements instead of 1024;"
         " ranks 0, 2 and 3 wait for it"
     )
+
+
+def test_dumps_of_a_backend_without_a_recorder_prove_nothing() -> None:
+    verdict = judge("h200-drill-2.14-nccl2-asked")
+    assert (verdict.outcome, verdict.ranks) == (Outcome.UNKNOWN, ())
+    assert verdict.headline.startswith("No operation is in the dumps")
+    assert "from PyTorch 2.15 on" in " ".join(verdict.would_decide)
+
+
+def test_what_else_was_seen_counts_where_the_dumps_are_empty() -> None:
+    seen = {
+        rank: Observation(life=Life.DEAD if rank == 1 else Life.ALIVE, why="killed by SIGKILL")
+        for rank in range(3)
+    }
+    dumps = load("h200-drill-2.14-nccl2-asked")
+    verdict = diagnose(Evidence(dumps=dumps, observations=seen))
+    assert (verdict.outcome, verdict.ranks, verdict.fault) == (Outcome.CULPRIT, (1,), Fault.DEAD)
 
 
 def test_a_missing_dump_is_evidence() -> None:

@@ -19,6 +19,15 @@ CASES = {
     "h200-nccl2-hang-groups": ((2,), Fault.STALLED, "rank 2 did not enter all_reduce 125 "),
     "h200-nccl2-kill-groups": ((1,), Fault.DEAD, "rank 1 died and did not enter all_reduce 125 "),
     "h200-nccl2-stop-groups": ((1,), Fault.STALLED, "rank 1 did not enter all_reduce 125 "),
+    "h200-nccl2-kill": ((1,), Fault.DEAD, "rank 1 died and did not enter all_reduce 31 "),
+    "h200-nccl2-kill-shrink": ((1,), Fault.DEAD, "rank 1 died and did not enter all_reduce 31 "),
+    "h200-nccl2-kill-two": ((1, 2), Fault.DEAD, "ranks 1 and 2 died and did not enter all_reduce "),
+    "h200-nccl2-stop": ((1,), Fault.STALLED, "rank 1 did not enter all_reduce 31 "),
+    "h200-nccl2-gil": ((1,), Fault.STALLED, "rank 1 did not enter all_reduce 31 "),
+    "h200-nccl2-raise": ((1,), Fault.RAISED, "rank 1 raised InjectedError"),
+    "h200-nccl2-segv": ((0,), Fault.DEAD, "rank 0 died and did not enter all_reduce 31 "),
+    "h200-nccl2-exit": ((2,), Fault.DEAD, "rank 2 died and did not enter all_reduce 31 "),
+    "h200-nccl2-hang-groups-again": ((1,), Fault.STALLED, "rank 1 did not enter all_reduce 125 "),
 }
 
 

@@ -46,8 +46,8 @@ def diagnose(evidence: Evidence) -> Verdict:
     The same evidence gives the same verdict, whatever the order of its dumps.
     """
     dumps, notes = one_each(evidence.dumps)
-    if not dumps:
-        return diagnose_observations(evidence)
+    if not any(dump.entries for dump in dumps.values()):
+        return diagnose_observations(evidence)  # nobody recorded anything: that proves nothing
     known = all_ranks(dumps, evidence.observations)
     everyone = known if evidence.expected_ranks is None else evidence.expected_ranks | set(dumps)
     frontier = find_frontier(dumps, everyone)

@@ -113,7 +113,7 @@ def diagnose_raised(evidence: Evidence) -> Verdict | None:
 
 
 def diagnose_observations(evidence: Evidence) -> Verdict:
-    """Diagnose without any dump: from ends of processes, counts and stacks alone."""
+    """Diagnose without what dumps say: from ends of processes, counts and stacks alone."""
     known = diagnose_raised(evidence) or diagnose_lives(evidence)
     if known is not None:
         return known
@@ -143,15 +143,16 @@ def diagnose_observations(evidence: Evidence) -> Verdict:
                 else words.verb(odd, "is", "are") + " elsewhere than the other ranks"
             )
             return _verdict(evidence, odd, fault, clause, Confidence.LOW)
+    empty = "No operation is in the dumps" if evidence.dumps else "There is no dump"
     return Verdict(
         outcome=Outcome.UNKNOWN,
         confidence=Confidence.LOW,
-        headline="There is no dump, and nothing else tells one rank from the others.",
+        headline=f"{empty}, and nothing else tells one rank from the others.",
         would_decide=(
             "Recorder dumps of all ranks, taken while they hang, or the stacks of their main"
-            " threads.",
+            " threads. nccl2 has a recorder from PyTorch 2.15 on.",
         ),
-        evidence=tuple(finding.text for finding in evidence.findings),
+        evidence=tuple(dict.fromkeys(finding.text for finding in evidence.findings)),
     )
 
 
