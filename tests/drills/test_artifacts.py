@@ -74,6 +74,11 @@ def test_a_dump_of_another_rank(dump: Path) -> None:
     assert "another rank's" in look(dump, operations=99).reason
 
 
+def test_a_dump_without_any_collective(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepstep.drills.artifacts.OPERATION", "no_such_operation")
+    assert "nothing was recorded" in look(dump, operations=4).reason
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x80\x04"])
 def test_a_damaged_dump(dump: Path, content: bytes) -> None:
     dump.write_bytes(content)
@@ -130,6 +135,20 @@ def test_a_dump_that_is_expected_absent_must_be_got_in_another_way() -> None:
         assert len(record.proofs) == 6
         assert record.verdict is wanted
         assert ("debug server" in record.next) is (not asked)
+
+
+def test_a_backend_without_a_recorder_has_nothing_to_give() -> None:
+    for operations, reason, wanted in (
+        (0, "no all-reduce is in it", Verdict.PASS),
+        (3, "it was written 9 s before the run", Verdict.FAIL),
+    ):
+        found = [artifact(arrived=False, rank=rank) for rank in range(3)]
+        for rank in range(3):
+            given = artifact(arrived=True, rank=rank, how="asked")
+            found.append(given.model_copy(update={"operations": operations, "reason": reason}))
+        book = Notebook(drill="hang", name="n", stack="x", backend="nccl2")
+        prove_artifacts(book, found, expected("nccl2", "2.14", {}), held=1)
+        assert book.record().verdict is wanted
 
 
 def test_who_has_written_by_itself_need_not_be_asked() -> None:

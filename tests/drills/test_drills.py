@@ -17,7 +17,7 @@ from keepstep.canary.verdict import Verdict
 from keepstep.drills import hang as hang_module
 from keepstep.drills import rollback as rollback_module
 from keepstep.drills.hang import hang
-from keepstep.drills.job_runs import run_job
+from keepstep.drills.job_runs import SavingJob, run_job
 from keepstep.drills.limits import Limits
 from keepstep.drills.record import DrillRecord
 from keepstep.drills.replace import replace
@@ -32,7 +32,8 @@ pytestmark = pytest.mark.timeout(300)
 
 HERE = Stack(name="here", python=sys.executable, torch=torch.__version__)
 QUICK = Limits(operation_s=2.0)
-DATA_PARALLEL, SHARDED = ROOT / "jobs" / "data_parallel.py", ROOT / "jobs" / "sharded.py"
+DATA_PARALLEL = SavingJob(ROOT / "jobs" / "data_parallel.py")
+SHARDED = SavingJob(ROOT / "jobs" / "sharded.py")
 
 
 def proofs(record: DrillRecord) -> dict[str, Verdict]:
@@ -113,6 +114,23 @@ def test_a_lever_on_one_rank_only_is_caught_and_the_rest_waits_for_a_gpu(
     assert found["TORCH_DIST_USE_NCCL2=0: every rank builds the old class"] is Verdict.NOT_RUN
     assert record.verdict is Verdict.INCONCLUSIVE
     assert record.facts["debts"][0]["owner"] == "ada"
+
+
+def test_a_job_gets_the_arguments_of_the_plan_and_then_those_of_the_drill(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import runpy, sys\n"
+        "assert sys.argv.pop(1) == 'config.yaml', sys.argv\n"
+        f"runpy.run_path({str(SHARDED.script)!r}, run_name='__main__')\n"
+    )
+    words = ("config.yaml", "--steps", "900", "--seed", "{seed}", "--backend", "{backend}")
+    job = SavingJob(script, words)
+    asked = ["--steps", "1", "--seed", "5"]
+    run = run_job(HERE, job, asked, label="x", folder=tmp_path / "run", limit_s=60)
+    assert not run.problem
+    assert [len(losses) for losses in run.losses] == [1, 1]
+    filled = SavingJob(script, ("--save={checkpoint}",)).words("gloo", tmp_path, ["--seed", "5"])
+    assert filled == [f"--save={tmp_path}/checkpoint", "--seed", "5", "--backend", "gloo"]
 
 
 def test_a_checkpoint_of_another_run_has_other_digests(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def _wrong(newer_s: float, owner: int, found: int, operations: int) -> str:
         return f"it was written {-newer_s:.0f} s before the run"
     if owner != os.geteuid():
         return f"it belongs to {_user(owner)}"
+    if not found:
+        return f"no all-reduce is in it, its rank has called {operations}: nothing was recorded"
     if found != operations:
         return f"{found} all-reduces are in it, its rank has called {operations}: another rank's"
     return ""
@@ -157,6 +159,17 @@ def prove_artifacts(
     by_itself = {each.rank: each for each in artifacts if each.how == "by itself"}
     for artifact in artifacts:
         if artifact.how == "by itself" or by_itself[artifact.rank].usable:
+            continue
+        if not expectation.records:
+            notebook.prove(
+                f"rank {artifact.rank}'s dump, when asked",
+                not artifact.operations or artifact.usable,
+                seen=f"nothing is in it: this backend has no recorder ({expectation.source})"
+                if not artifact.operations
+                else _artifact_text(artifact, Dump.ABSENT),
+                wanted="nothing, or a dump of this rank and this run",
+                evidence=artifact.path if artifact.arrived else "",
+            )
             continue
         notebook.prove(
             f"rank {artifact.rank}'s dump, when asked",

@@ -22,6 +22,30 @@ ACROSS = 1e-5  # relative; losses of 2.14.1 and 2.15.0 on a CPU were equal bit f
 _GRACE_S = 10.0  # for the other ranks when one has failed: their own errors are evidence
 
 
+@dataclass(frozen=True, slots=True)
+class SavingJob:
+    """A script that can save and resume.
+
+    It takes ``--steps N --seed S --backend B [--checkpoint DIR [--resume]]``, saves at its end and
+    counts ``--steps`` from where it begins. ``arguments`` are the plan's. They come first: what a
+    drill gives counts where both name an option, and what else the script cannot do without is
+    there.
+    """
+
+    script: Path
+    arguments: tuple[str, ...] = ()  # {backend}, {seed} and {checkpoint} are filled in
+
+    def words(self, backend: str, folder: Path, arguments: Sequence[str]) -> list[str]:
+        """Return the command line after the script, for a run whose folder is ``folder``."""
+        filled = {"{backend}": backend, "{seed}": "0", "{checkpoint}": str(folder / "checkpoint")}
+        given = []
+        for word in self.arguments:
+            for name, value in filled.items():
+                word = word.replace(name, value)
+            given.append(word)
+        return [*given, *arguments, "--backend", backend]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     """How one run ended and what its ranks recorded."""
@@ -66,7 +90,7 @@ class JobRun:
 
 def run_job(
     stack: Stack,
-    job: Path,
+    job: SavingJob,
     arguments: Sequence[str],
     *,
     label: str,
@@ -79,8 +103,8 @@ def run_job(
 
     Args:
         stack: Where to run.
-        job: The script.
-        arguments: Its arguments besides ``--backend``.
+        job: The script and what it is always given.
+        arguments: What it is given here, besides ``--backend``.
         label: For errors, such as "the old stack, resumed".
         folder: For records and output; emptied first.
         limit_s: Seconds until it counts as hung.
@@ -91,7 +115,7 @@ def run_job(
     folder.mkdir(parents=True)
     command = stack.command(
         *("-m", "keepstep.probe", "--no-sweep", "--record", str(folder)),
-        *(str(job.resolve()), *arguments, "--backend", backend),
+        *(str(job.script.resolve()), *job.words(backend, folder, arguments)),
     )
     with Processes() as processes, contextlib.ExitStack() as files:
         port = free_port()

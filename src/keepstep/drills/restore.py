@@ -10,7 +10,7 @@ from pathlib import Path
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.checkpoint.readers import find_readers
 from keepstep.checkpoint.store import LocalStore
-from keepstep.drills.job_runs import ACROSS, JobRun, largest_difference, run_job
+from keepstep.drills.job_runs import ACROSS, JobRun, SavingJob, largest_difference, run_job
 from keepstep.drills.limits import Limits
 from keepstep.drills.notebook import Notebook, Say, quiet
 from keepstep.drills.record import DrillRecord
@@ -30,7 +30,7 @@ class _Setting:
 
     old: Stack
     new: Stack
-    job: Path
+    job: SavingJob
     folder: Path
     limits: Limits
     notebook: Notebook
@@ -70,7 +70,7 @@ def restore(
     old: Stack,
     new: Stack,
     *,
-    job: Path,
+    job: SavingJob,
     folder: Path,
     limits: Limits | None = None,
     say: Say = quiet,
@@ -86,8 +86,7 @@ def restore(
     Args:
         old: The stack to go back to.
         new: The stack of the upgrade.
-        job: A script with ``--steps N --seed S --backend B [--checkpoint DIR [--resume]]``, which
-            saves at its end and counts ``--steps`` from where it begins.
+        job: What saves and resumes.
         folder: For the evidence; made when missing.
         limits: See there.
         say: Told of each proof.
@@ -98,12 +97,12 @@ def restore(
     (folder / "checkpoints").mkdir(parents=True)
     notebook = Notebook(
         drill="restore",
-        name=name or f"restore/{job.stem}",
+        name=name or f"restore/{job.script.stem}",
         stack=new.name,
         backend="gloo",
         say=say,
     )
-    notebook.facts["old"], notebook.facts["job"] = old.name, job.name
+    notebook.facts["old"], notebook.facts["job"] = old.name, job.script.name
     setting = _Setting(
         old=old,
         new=new,

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from keepstep.checkpoint.errors import CheckpointError
 from keepstep.drills.hang import hang
-from keepstep.drills.job_runs import ACROSS, RANKS, JobRun, largest_difference, run_job
+from keepstep.drills.job_runs import (
+    ACROSS,
+    RANKS,
+    JobRun,
+    SavingJob,
+    largest_difference,
+    run_job,
+)
 from keepstep.drills.lever_proofs import (
     OLD_BACKEND,
     prove_class,
@@ -35,7 +42,7 @@ class _Setting:
 
     old: Stack
     new: Stack
-    job: Path
+    job: SavingJob
     folder: Path
     limits: Limits
     notebook: Notebook
@@ -71,7 +78,7 @@ def rollback(
     old: Stack,
     new: Stack,
     *,
-    job: Path,
+    job: SavingJob,
     folder: Path,
     levers: Sequence[str] = tuple(LEVERS),
     owner: str = "",
@@ -90,7 +97,7 @@ def rollback(
     Args:
         old: The stack to go back to.
         new: The stack of the upgrade.
-        job: The smoke test: ``--steps N --seed S --backend B [--checkpoint DIR [--resume]]``.
+        job: The smoke test.
         folder: For the evidence; made when missing.
         levers: Of ``variable``, ``spelling`` and ``stack``.
         owner: Who may pull them here.

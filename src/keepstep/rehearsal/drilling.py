@@ -8,6 +8,7 @@ from pathlib import Path
 
 from keepstep.canary.plan import Plan
 from keepstep.drills.hang import hang
+from keepstep.drills.job_runs import SavingJob
 from keepstep.drills.levers import LEVERS
 from keepstep.drills.record import DrillRecord
 from keepstep.drills.replace import replace
@@ -122,6 +123,12 @@ def _hang(stack: str, asked: str) -> Drill:
     )
 
 
+def _saving_job(plan: Plan, tools: Tools) -> SavingJob:
+    """Return what the drills rollback and restore run."""
+    name = plan.saving_job
+    return SavingJob(tools.scripts[name], plan.jobs[name].arguments)
+
+
 def _rollback(plan: Plan, lever: str) -> Drill:
     title = f"rollback/{lever}"
     return Drill(
@@ -132,7 +139,7 @@ def _rollback(plan: Plan, lever: str) -> Drill:
         work=lambda tools, folder: rollback(
             tools.stacks[plan.reference],
             tools.stacks[plan.candidate],
-            job=tools.scripts[plan.saving_job],
+            job=_saving_job(plan, tools),
             folder=folder,
             levers=[lever],
             owner=plan.rollback.owner,
@@ -152,7 +159,7 @@ def _restore(plan: Plan) -> Drill:
         work=lambda tools, folder: restore(
             tools.stacks[plan.reference],
             tools.stacks[plan.candidate],
-            job=tools.scripts[plan.saving_job],
+            job=_saving_job(plan, tools),
             folder=folder,
             say=tools.say,
             name=title,
