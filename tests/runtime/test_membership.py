@@ -850,6 +850,20 @@ def test_messages_of_unknown_agents_and_workers_change_nothing() -> None:
     assert {**after, "agents": 0} == {**before, "agents": 0}
 
 
+def test_a_lease_is_given_anew_only_after_half_the_time_between_two_beats() -> None:
+    sim = one_host()
+    sim.until_step(5)
+    job, beat = sim.job, sim.job.times.beat
+    start = sim.now + 10 * beat
+    for later, granted in ((0.0, 1), (0.1 * beat, 0), (0.4 * beat, 0), (0.6 * beat, 1)):
+        job.outbox.clear()
+        job.on_message("host0", p.Beat(sent=7.0 + later, workers=[]), start + later)
+        leases = [message for _, message in job.outbox if isinstance(message, p.Lease)]
+        assert len(leases) == granted
+        assert all(lease.sent == 7.0 + later for lease in leases)
+    assert job.agents["host0"].leased_until == start + 0.6 * beat + job.times.lease
+
+
 def test_an_exit_that_is_told_twice_counts_once() -> None:
     sim = one_host(workers=2, spares=2)
     sim.until_step(5)

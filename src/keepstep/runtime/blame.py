@@ -53,10 +53,10 @@ def blamed_member(job: JobState) -> int | None:
 
 def replace_blamed(job: JobState) -> None:
     """Swap such a member for a spare at a step boundary, when that is possible."""
-    wid = blamed_member(job)
-    is_free = job.phase is Phase.LIVE and job.change is None
-    is_worth_it = job.start_or_committed() < job.steps - BOUNDARY_STEPS
-    if wid is None or not is_free or not is_worth_it or not job.ready_spares():
+    wid = blamed_member(job) if job.blamed else None
+    if wid is None or job.phase is not Phase.LIVE or job.change is not None:
+        return
+    if job.start_or_committed() >= job.steps - BOUNDARY_STEPS or not job.ready_spares():
         return
     fault, headline = job.blamed.pop(wid)
     record_fault(job, wid, fault, "replace", job.now, evidence=headline)

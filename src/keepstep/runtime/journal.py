@@ -29,7 +29,7 @@ from keepstep.runtime.snapshots import SnapshotRegistry
 Record = dict[str, Any]
 
 LARGE = 1 << 20  # bytes of changes after which the file is written anew, when the job is at rest
-_PASSING = ("connected", "heard", "leased_until")
+_PASSING = ("connected", "heard", "leased_until", "answered")
 _AGENT = [entry.name for entry in dataclasses.fields(Agent) if entry.name not in _PASSING]
 _WORKER = [
     "wid",

@@ -40,6 +40,7 @@ from keepstep.runtime.watch import (
 )
 
 HELD_UP = 1.0  # seconds without a tick: what agents have said meanwhile is to be read first
+ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 
 
@@ -163,9 +164,8 @@ class Membership(JobState):
 
     def _take(self, agent: str, message: p.Message) -> None:
         if isinstance(message, p.Beat):
-            times = self.grant_lease(self.agents[agent])
-            on_beat(self, message, times.patience)
-            self.send(agent, p.Lease(sent=message.sent, patience=times.patience))
+            on_beat(self, message, self.times.patience)
+            self._answer(self.agents[agent], message)
         elif isinstance(message, p.Exited):
             on_exited(self, message)
         elif isinstance(message, p.Goodbye):
@@ -184,6 +184,16 @@ class Membership(JobState):
             self.changed = True
         elif isinstance(message, p.Report) and message.wid in self.workers:
             reports.HANDLERS[type(message)](self, self.workers[message.wid], message)
+
+    def _answer(self, agent: Agent, beat: p.Beat) -> None:
+        """Extend the agent's lease, unless that was done a moment ago.
+
+        While a rank stalls beats come often, from all hosts, and there are more urgent answers.
+        """
+        if self.now - agent.answered >= ANSWER * self.times.beat:
+            agent.answered = self.now
+            times = self.grant_lease(agent)
+            self.send(agent.name, p.Lease(sent=beat.sent, patience=times.patience))
 
     def _on_kept(self, message: p.Kept) -> None:
         worker = self.workers.get(message.wid)

@@ -32,6 +32,7 @@ class Agent:
     connected: bool = True
     heard: float = 0.0
     leased_until: float = 0.0  # the longest lease that it was ever granted ends by then
+    answered: float = float("-inf")  # when it was granted the newest
 
 
 @dataclass(slots=True)

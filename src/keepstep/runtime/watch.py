@@ -70,8 +70,9 @@ def _live_progress(job: JobState) -> list[p.Progress]:
 def _look_for_stalls(job: JobState) -> None:
     members = _live_progress(job)
     unproven = frozenset(m.wid for m in members if not job.workers[m.wid].proven)
-    step = job.start_or_committed()
-    for suspicion in find_stalls(members, job.times.patience, unproven):
+    suspicions = find_stalls(members, job.times.patience, unproven)
+    step = job.start_or_committed() if suspicions else -1
+    for suspicion in suspicions:
         on_suspicion(job, suspicion, step)
 
 
