@@ -35,7 +35,7 @@ from keepstep.runtime.summary import summarise
 TICK, CALM_TICK = 0.1, 0.25  # seconds; the second while a generation lives
 HANDSHAKE = 5.0  # seconds for a client to prove that it knows the secret
 LINGER = 20.0  # seconds to wait for agents after the end of the job
-COLLECT, COLLECT_LATE = 60.0, 300.0  # seconds between two collections of garbage; when not live
+COLLECT = 60.0  # seconds between two collections of garbage, besides that after a recovery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +74,7 @@ class Coordinator:
     _summary_sent: bool = False
     _flush_due: bool = False
     _collected: float = 0.0
+    _tidied: int = -1  # the generation in which it was done last
 
     def __post_init__(self) -> None:
         self.journal = Journal(Path(self.config.journal))
@@ -111,10 +112,11 @@ class Coordinator:
         second of the second in which a fault is to be planned and announced.
         """
         now = time.monotonic()
-        pause = COLLECT if self.job.phase is Phase.LIVE else COLLECT_LATE
-        if now - self._collected > pause:
+        moved_on = self.job.phase is Phase.LIVE and self.job.generation != self._tidied
+        if moved_on or now - self._collected > COLLECT:
             gc.collect()
-            self._collected = now
+            gc.freeze()  # what is left lives long: not looked at again, which takes 0.25 s
+            self._collected, self._tidied = now, self.job.generation
 
     def _on_refused(self, error: AuthenticationError) -> None:
         self.job.events.append({"event": "refused", "why": str(error)})
