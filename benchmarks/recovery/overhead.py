@@ -4,7 +4,7 @@ The same script runs under `keepstep run` and under plain torchrun, in turn. Eac
 median step, the processor time that all its processes used for one step, and how much of that was
 not training: launcher, agent, coordinator, spare, side threads. A second torchrun run in each round
 shows how much the machine alone lets the ratios vary. The third number is hardly disturbed by other
-work on the machine; it leaves out what the training thread itself does for supervision.
+work on the machine; what the training thread itself does for supervision is the fourth.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.recovery.between import read
 from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm, processes_of
 from benchmarks.recovery.marks import COMMIT, READY, MarkReader
 from benchmarks.recovery.metrics import step_seconds
@@ -32,6 +33,8 @@ ENOUGH = 10  # pairs
 LOOK = 0.1  # seconds between two looks at the marks
 WALL, PROCESSOR = "median step", "processor time of a step"
 BESIDE = "processor time beside training"  # of a step
+BETWEEN = "processor time of the training thread between two steps"
+GAP = "time between two steps"
 
 
 def torchrun() -> list[str]:
@@ -100,6 +103,7 @@ def measure(name: str, steps: int) -> dict[str, float]:
             text = (Path(folder) / "output").read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{name} ended with status {code}:\n{text}")
         marks = reader.update()
+        between, gap = read(Path(folder))
     ready = max(mark.time for mark in marks if mark.event == READY)
     seconds = step_seconds(marks, since=ready, until=time.monotonic(), skip=SKIPPED)
     steps_between, spent = last[0] - first[0], last[1].since(first[1])
@@ -107,9 +111,15 @@ def measure(name: str, steps: int) -> dict[str, float]:
     processor = spent.training / steps_between + beside
     say(
         f"{name}: {seconds * 1000:.2f} ms a step, {processor * 1000:.2f} ms of processor time, "
-        f"{beside * 1000:.2f} ms of it beside training"
+        f"{beside * 1000:.2f} ms of it beside training, {between * 1000:.3f} ms between two steps"
     )
-    return {WALL: seconds, PROCESSOR: processor, BESIDE: beside}
+    return {
+        WALL: seconds,
+        PROCESSOR: processor,
+        BESIDE: beside,
+        BETWEEN: between,
+        GAP: gap,
+    }
 
 
 def look(job: Job, reader: MarkReader, step: int) -> tuple[int, Used] | None:
@@ -138,7 +148,26 @@ def ratios(records: Sequence[Round], name: str, what: str) -> list[float]:
 def render(records: Sequence[Round]) -> str:
     """Return the report as Markdown."""
     tables = [_table(records, what) for what in (WALL, PROCESSOR)]
-    return "\n".join([*tables, _beside(records)])
+    return "\n".join([*tables, _beside(records), _between(records)])
+
+
+def _between(records: Sequence[Round]) -> str:
+    """Return what lies between two steps, as a share of a torchrun step."""
+    lines = [
+        f"Between two steps of the slowest rank: processor time of the training thread, and time; "
+        f"as a share of the {WALL} under {BASE}.",
+        "",
+        "| variant | processor time | least - greatest | time | least - greatest |",
+        "|---|---|---|---|---|",
+    ]
+    for name in VARIANTS:
+        cells = []
+        for what in (BETWEEN, GAP):
+            shares = [record[name][what] / record[BASE][WALL] for record in records]
+            middle = statistics.median(shares)
+            cells += [f"{middle:.2%}", f"{min(shares):.2%} - {max(shares):.2%}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _beside(records: Sequence[Round]) -> str:

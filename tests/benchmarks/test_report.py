@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.recovery import overhead, report
+from benchmarks.recovery.between import Between, read
+from benchmarks.recovery.marks import FOLDER
 from benchmarks.recovery.results import Results
 
 
@@ -110,7 +113,13 @@ def test_results_are_continued_only_with_what_they_were_made_with(tmp_path: Any)
 def rounds(ratio: float, count: int) -> list[dict[str, dict[str, float]]]:
     def of(name: str) -> dict[str, float]:
         wall = 0.1 * ratio if "keepstep" in name else 0.1
-        return {overhead.WALL: wall, overhead.PROCESSOR: 0.2, overhead.BESIDE: 0.001}
+        return {
+            overhead.WALL: wall,
+            overhead.PROCESSOR: 0.2,
+            overhead.BESIDE: 0.001,
+            overhead.BETWEEN: 0.0003,
+            overhead.GAP: 0.0004,
+        }
 
     return [{name: of(name) for name in overhead.VARIANTS} for _ in range(count)]
 
@@ -134,3 +143,17 @@ def test_one_round_is_enough_to_print() -> None:
     assert "| keepstep, 1 spare | 1.0200 |" in wall
     assert "| keepstep, 1 spare | 1.0000 |" in processor
     assert "| keepstep, 1 spare | 0.50% |" in processor
+    assert "| keepstep, 1 spare | 0.30% | 0.30% - 0.30% | 0.40% |" in processor
+
+
+def test_what_lies_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    between = Between()
+    for _ in range(40):
+        between.enter()
+        between.leave()
+        sum(range(20_000))
+    between.write()
+    processor, clock = read(tmp_path)
+    assert 0 < processor < 1
+    assert 0 < clock < 60

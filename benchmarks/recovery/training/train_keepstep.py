@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import keepstep
+from benchmarks.recovery.between import Between
 from benchmarks.recovery.marks import ENTER, READY, MarkLog
 from benchmarks.recovery.settings import STEPS
 from benchmarks.recovery.training.workload import Workload, seed_rank
@@ -20,18 +21,21 @@ def main() -> None:
     work = Workload.build()
     state = keepstep.State(replicated={"model": work.model, "optimizer": work.optimizer})
     seed_rank(job.rank)
-    log = MarkLog()
+    log, between = MarkLog(), Between()
 
     def step(n: int) -> None:
+        between.enter()
         work.loss(work.model, job.share(work.sampler, n)).backward()
         log.write(ENTER, job.rank, n)
         job.average_gradients(work.model)
         work.optimizer.step()
         work.optimizer.zero_grad()
         work.mark_commit(log, rank=job.rank, step=n, members=job.world_size)
+        between.leave()
 
     log.write(READY, job.rank, 0)
     job.train(step, state, steps=options.steps)
+    between.write()
 
 
 if __name__ == "__main__":
