@@ -13,6 +13,7 @@ from keepstep.runtime.forming import MOST_DONORS
 from keepstep.runtime.journal import Journal
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.overview import INTERVAL, WORKERS_PER_INTERVAL, Overviews
+from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
 from tests.runtime.test_simulated_job import several_hosts
 
@@ -78,23 +79,26 @@ def test_a_large_job_is_told_less_often() -> None:
     assert overviews.due(sim.job, "host1", 5.0 + 2 * INTERVAL) is not None
 
 
-def test_messages_that_arrive_together_share_a_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = c.CoordinatorConfig(
+def config_in(folder: Path) -> c.CoordinatorConfig:
+    return c.CoordinatorConfig(
         host="127.0.0.1",
         port=0,
-        journal=str(tmp_path / "journal"),
+        journal=str(folder / "journal"),
         events=None,
         store="store:1",
         name="job",
         settings={},
         injections=[],
     )
+
+
+def test_messages_that_arrive_together_share_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[Membership] = []
     monkeypatch.setattr(Journal, "write", lambda self, job: written.append(job))
     job = Membership(settings=Settings(workers=1, spares=0, min_agents=2), store="store:1")
-    coordinator = c.Coordinator(config, "secret", job)
+    coordinator = c.Coordinator(config_in(tmp_path), "secret", job)
 
     async def take_two() -> None:
         for _ in range(2):
@@ -105,3 +109,30 @@ def test_messages_that_arrive_together_share_a_journal(
 
     asyncio.run(take_two())
     assert len(written) == 1
+
+
+def test_garbage_is_collected_after_a_recovery_and_then_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[float] = []
+    clock = [1000.0]
+    monkeypatch.setattr(
+        "keepstep.runtime.coordinator.gc.collect", lambda: collected.append(clock[0])
+    )
+    monkeypatch.setattr("keepstep.runtime.coordinator.gc.freeze", lambda: None)
+    monkeypatch.setattr("keepstep.runtime.coordinator.time.monotonic", lambda: clock[0])
+    job = Membership(settings=Settings(workers=1, spares=0), store="store:1")
+    coordinator = c.Coordinator(config_in(tmp_path), "secret", job)
+    for phase, generation, later, wanted in (
+        (Phase.LIVE, 1, 0.0, 1),
+        (Phase.LIVE, 1, 1.0, 1),
+        (Phase.HALTING, 2, 1.0, 1),
+        (Phase.FORMING, 2, 1.0, 1),
+        (Phase.LIVE, 2, 1.0, 2),
+        (Phase.LIVE, 2, c.COLLECT + 1, 3),
+        (Phase.HALTING, 3, c.COLLECT + 1, 4),
+    ):
+        clock[0] += later
+        job.phase, job.generation = phase, generation
+        coordinator._collect_garbage()
+        assert len(collected) == wanted
