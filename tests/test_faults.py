@@ -78,6 +78,16 @@ def test_a_flipped_bit_alone_is_found_before_the_end(undisturbed: Run, tmp_path:
     assert found.digest == undisturbed.digest
 
 
+def test_a_newcomer_keeps_the_snapshot_to_which_the_job_may_have_to_go_back(
+    undisturbed: Run, tmp_path: Path
+) -> None:
+    """Of rank 2's place, which keeps snapshots; the one after 20 steps shows the flipped bit."""
+    found = survived(tmp_path, ["kill@12:2", "corrupt@17:1"], spares=2)
+    assert found.faults == [("kill", 2, "replace"), ("corrupt", 1, "replace")]
+    assert found.digest == undisturbed.digest
+    assert [r["state_from"] for r in found.summary["recoveries"]] == ["live", "snapshot"]
+
+
 def test_two_faults_in_one_step_and_one_during_a_recovery(undisturbed: Run, tmp_path: Path) -> None:
     found = survived(tmp_path, ["kill@6:1", "kill@6:2", "kill@recovery:0"], spares=3)
     assert sorted(found.faults) == [

@@ -228,12 +228,24 @@ def test_a_write_that_fails_leaves_the_old_blob(
     assert vault.read_blob(tmp_path, "snapshot/5/payload") == b"old"
 
 
+def test_a_snapshot_is_kept_whoever_took_it_and_one_of_an_undone_step_is_not(
+    tmp_path: Path,
+) -> None:
+    for count in (10, 20, 30):
+        vault.write_blob(tmp_path, f"snapshot/{count}/payload", [b"p"])
+    vault.drop_snapshots(tmp_path, newest=20, kept=3)
+    left = [
+        count for count in (10, 20, 30) if vault.read_blob(tmp_path, f"snapshot/{count}/payload")
+    ]
+    assert left == [10, 20]
+
+
 def test_snapshots_that_are_not_kept_are_removed_and_records_stay(tmp_path: Path) -> None:
     for count in (10, 20, 30):
         vault.write_blob(tmp_path, f"snapshot/{count}/payload", [b"p"])
         vault.write_blob(tmp_path, f"snapshot/{count}/rank/0", [b"r"])
     vault.RankRecordWriter(tmp_path, 0).write(30, is_commit=True, data=b"d")
-    vault.drop_snapshots(tmp_path, keep={20, 30})
+    vault.drop_snapshots(tmp_path, newest=30, kept=2)
     assert vault.read_blob(tmp_path, "snapshot/10/payload") is None
     assert vault.read_blob(tmp_path, "snapshot/10/rank/0") is None
     assert vault.read_blob(tmp_path, "snapshot/20/rank/0") == b"r"

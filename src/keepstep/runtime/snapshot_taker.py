@@ -26,7 +26,6 @@ class SnapshotTaker:
         self._wid, self._vault = wid, folder
         self._state, self._records, self._link = state, records, link
         self.every = 0
-        self._kept: list[int] = []
 
     def after_commit(self, count: int, steps: int) -> None:
         """Take a snapshot of ``count`` steps if it is due; none at the end of all ``steps``."""
@@ -51,9 +50,8 @@ class SnapshotTaker:
         if keeps:
             parts = payload_parts(encoded, manifest)
             vault.write_blob(self._vault, f"snapshot/{count}/payload", parts)
-        self._kept = [*(c for c in self._kept if c < count), count][-KEPT:]
         if keeps:
-            vault.drop_snapshots(self._vault, keep=set(self._kept))
+            vault.drop_snapshots(self._vault, newest=count, kept=KEPT)
         self._link.send(
             p.SnapshotTaken(
                 wid=self._wid,

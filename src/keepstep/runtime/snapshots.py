@@ -12,7 +12,7 @@ from keepstep.runtime.protocol import SnapshotTaken
 
 FIRST_INTERVAL = 10  # steps, before the cost is known
 BUDGET = 0.005  # share of the step time that snapshots may cost
-KEPT = 3  # snapshots that a worker leaves in the vault
+KEPT = 3  # snapshots that stay in a vault
 
 
 @dataclass(slots=True)

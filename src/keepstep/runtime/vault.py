@@ -232,9 +232,16 @@ def _snapshot_count(path: Path) -> int:
     return int(path.name.split("-")[1].split(".")[0])
 
 
-def drop_snapshots(vault: Path, keep: set[int]) -> None:
-    """Remove every snapshot whose count is not in ``keep``."""
-    for path in vault.glob("snapshot-*"):
+def drop_snapshots(vault: Path, newest: int, kept: int) -> None:
+    """Leave the ``kept`` newest snapshots up to that of ``newest`` steps.
+
+    What counts is what lies in the vault, not what the caller took itself: who has just taken
+    somebody's place took none of those to which the job may have to go back.
+    """
+    found = list(vault.glob("snapshot-*"))
+    counts = sorted({count for path in found if (count := _snapshot_count(path)) <= newest})
+    keep = set(counts[-kept:])
+    for path in found:
         if _snapshot_count(path) not in keep:
             path.unlink(missing_ok=True)
 
