@@ -32,3 +32,17 @@ def test_distributed_data_parallel_of_the_real_job(tmp_path: Path) -> None:
     plain, killed = both(tmp_path, (BYTELM, "--steps", "16", "--ddp"))
     assert killed.faults == [("kill", 1, "replace")]
     assert killed.digest == plain.digest
+
+
+def test_shares_of_different_size_count_by_their_samples(tmp_path: Path) -> None:
+    """Three ranks with 4, 3 and 3 samples of ten learn what one rank with all of them does."""
+    learned = []
+    for workers, way in (("1", "average"), ("3", "average"), ("3", "ddp")):
+        folder = tmp_path / f"{way}-{workers}"
+        folder.mkdir()
+        found = run(folder, "--workers", workers, script=("tests/jobs/uneven.py", way))
+        assert found.exit_code == 0, found.output
+        (line,) = [line for line in found.output.splitlines() if line.startswith("learned ")]
+        learned.append(float(line.split()[1]))
+    assert learned[1] == pytest.approx(learned[0], rel=1e-4)
+    assert learned[2] == pytest.approx(learned[0], rel=1e-4)

@@ -83,7 +83,7 @@ class Job:
         """Use ``join`` instead."""
         self._groups, self._supervision = groups, supervision
         self._averager = GradientAverager()
-        self._weight = 1.0
+        self.share_weight = 1.0  # samples of this rank in a step over the mean of all ranks
         self._parallel: list[DataParallel] = []
         self._callbacks: list[Callable[[], None]] = []
         self.device = groups.device
@@ -120,7 +120,7 @@ class Job:
         number. The share is also noted, so that the run's summary can prove it.
         """
         positions = sampler.positions(step, self.rank, self.world_size)
-        self._weight = len(positions) * self.world_size / sampler.global_batch
+        self.share_weight = len(positions) * self.world_size / sampler.global_batch
         if self._supervision is not None:
             self._supervision.note_samples(step, positions, sampler.global_batch)
         return sampler.share(step, self.rank, self.world_size)
@@ -133,7 +133,7 @@ class Job:
         """
         parameters = [parameter for module in modules for parameter in module.parameters()]
         with self.collective():
-            self._averager.average(parameters, self._weight)
+            self._averager.average(parameters, self.share_weight)
 
     @contextlib.contextmanager
     def collective(self) -> Iterator[None]:

@@ -23,6 +23,10 @@ class DataParallel(torch.nn.Module):
     the layout of its buckets, without it it arranges them anew after the first step of each
     generation, which changes the order of floating-point sums, and a run with a replaced rank
     would then differ in the last bits from one without.
+
+    DistributedDataParallel takes the mean over ranks. Where ``Job.share`` gave them shares of
+    different size, each gradient is scaled before that, so the result is the gradient of the mean
+    loss over the global batch, as ``Job.average_gradients`` has it.
     """
 
     def __init__(self, module: torch.nn.Module, job: Job, options: dict[str, Any]) -> None:
@@ -32,6 +36,7 @@ class DataParallel(torch.nn.Module):
         self._job = job
         self._options = {"find_unused_parameters": True, **options}
         self._wrapped: list[torch.nn.parallel.DistributedDataParallel] = []  # hidden from Module
+        self._scaling: list[Any] = []  # handles of hooks, while shares differ
 
     def rebuild(self) -> None:
         """Wrap the module for the present generation. Every rank must do it together."""
@@ -50,9 +55,22 @@ class DataParallel(torch.nn.Module):
                 "this module is wrapped when Job.train begins; call it inside the step, or call "
                 "the module itself"
             )
+        self._scale_gradients(wanted=self._job.share_weight != 1.0)
         result = self._wrapped[0](*args, **kwargs)
         self._job.note_entry()
         return result
+
+    def _scale_gradients(self, *, wanted: bool) -> None:
+        if wanted and not self._scaling:
+            parameters = [each for each in self.module.parameters() if each.requires_grad]
+            self._scaling = [each.register_hook(self._scaled) for each in parameters]
+        elif not wanted:
+            for handle in self._scaling:
+                handle.remove()
+            self._scaling.clear()
+
+    def _scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self._job.share_weight
 
 
 def compare_ranks(start: int) -> None:
