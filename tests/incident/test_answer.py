@@ -46,6 +46,7 @@ def test_the_machine_form_has_every_part_of_the_answer() -> None:
     body = json.loads(json.dumps(to_json(GATHERED, VERDICT)))
     assert body == {
         "attempt": "run_1",
+        "incident": None,
         "verdict": "culprit",
         "ranks": [2],
         "fault": "stalled",

@@ -10,6 +10,8 @@ import pytest
 from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.evidence import Life
 from keepstep.diagnosis.verdict import Fault, Outcome
+from keepstep.incident.advice import advised
+from keepstep.incident.answer import to_json, to_text
 from keepstep.incident.gather import gather
 
 DATA = Path(__file__).parent.parent / "data" / "incident"
@@ -58,3 +60,39 @@ def test_most_ranks_are_dead_and_that_explains_it() -> None:
     dumps = tuple(dump for dump in evidence.dumps if dump.rank == 0)
     verdict = diagnose(replace(evidence, dumps=dumps, observations=lost))
     assert (verdict.ranks, verdict.fault) == ((1, 2), Fault.DEAD)
+
+
+DONE = "keepstep run has dealt with rank {} already (generation 2 at step 30). What is left: "
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("kill", DONE.format(1) + "find out what ended it"),
+        ("segv", DONE.format(0) + "find out what ended it"),
+        ("stop", DONE.format(1) + "find out what stopped it on its host"),
+        ("gil", DONE.format(1) + "find out what held it: its stack is in pyspy_rank_1.json."),
+    ],
+)
+def test_nobody_is_told_to_do_what_the_run_has_done(name: str, wanted: str) -> None:
+    (incident,) = gather(DATA / f"h200-nccl2-{name}")
+    verdict = advised(incident, diagnose(incident.evidence))
+    (step,) = verdict.next_steps
+    assert step.startswith(wanted)
+    text = to_text(incident, verdict)
+    assert "worker" in text
+    assert "outcome: generation 2 at step 30" in text
+    assert "Its process is stopped: its process" not in text
+    assert to_json(incident, verdict)["incident"]["step"] == 30
+
+
+def test_where_the_run_did_not_deal_with_the_rank_the_advice_stays() -> None:
+    (incident,) = gather(DATA / "h200-nccl2-stop")
+    verdict = diagnose(incident.evidence)
+    (manifest,) = incident.manifests
+    for changed in (
+        replace(manifest, outcome="the job ended: too many recoveries"),
+        replace(manifest, faults=({"rank": 0, "worker": 0, "fault": "hang", "evidence": ""},)),
+    ):
+        assert advised(replace(incident, manifests=(changed,)), verdict) == verdict
+    assert advised(replace(incident, manifests=()), verdict) == verdict

@@ -15,6 +15,7 @@ from keepstep.diagnosis.diagnose import diagnose
 from keepstep.diagnosis.verdict import Outcome, Verdict
 from keepstep.exit_codes import ExitCode
 from keepstep.incident import delivery
+from keepstep.incident.advice import advised
 from keepstep.incident.answer import printable, to_json, to_text
 from keepstep.incident.gather import Gathered, errors, gather, no_dump
 from keepstep.recorder.delivery import Delivery
@@ -61,7 +62,7 @@ def explain(
         return ExitCode.INFRASTRUCTURE
     if all(no_dump(each) for each in attempts):
         _refuse(_nothing_usable(path, attempts))
-    judged = [(each, diagnose(each.evidence)) for each in attempts]
+    judged = [(each, advised(each, diagnose(each.evidence))) for each in attempts]
     if html or perfetto:
         _draw(path, judged, html, perfetto)
     delivered = [None if expect is None else delivery.check(each, expect) for each in attempts]

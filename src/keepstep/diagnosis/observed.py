@@ -26,18 +26,21 @@ def sentences(rank: int, observation: Observation | None) -> list[str]:
         return []
     found = []
     if observation.life in _LIFE:
-        why = f": {observation.why}" if observation.why else ""
-        found.append(f"Rank {rank}: {_LIFE[observation.life]}{why}.")
+        life = _LIFE[observation.life]
+        says_it = observation.why.casefold().startswith(life.casefold())
+        why = f": {observation.why}" if observation.why and not says_it else ""
+        told = f"{life[:1]}{observation.why[1:]}" if says_it else f"{life}{why}"
+        found.append(f"Rank {rank}: {told}.")
     if observation.raised:
         found.append(f"Rank {rank}: its step raised {observation.raised}.")
-    if observation.holds_gil:
+    if observation.holds_gil and observation.life is not Life.STOPPED:
         found.append(f"Rank {rank}: a thread holds the GIL, so no other Python code runs.")
     if observation.stack:
         kind = kind_of_wait(observation.stack)
         doing = f", in {kind}" if kind is not Waiting.UNKNOWN else ""
         found.append(f"Rank {rank}: its main thread is at {call_site(observation.stack)}{doing}.")
     if observation.step is not None:
-        found.append(f"Rank {rank}: it last committed step {observation.step}.")
+        found.append(f"Rank {rank}: it had committed {observation.step} steps.")
     return found
 
 

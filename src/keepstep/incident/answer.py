@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keepstep.diagnosis.verdict import Belief, Outcome, Verdict
+from keepstep.incident.advice import facts
 from keepstep.incident.gather import Arrival, Gathered
 from keepstep.recorder.model import Finding
 
@@ -23,6 +24,7 @@ def to_json(gathered: Gathered, verdict: Verdict) -> dict[str, Any]:
     """Return the machine form; ranks are numbers, sentences are text."""
     return {
         "attempt": gathered.attempt,
+        "incident": _incident(gathered),
         "verdict": verdict.outcome.value,
         "ranks": list(verdict.ranks),
         "fault": verdict.fault.value,
@@ -67,10 +69,32 @@ def to_json(gathered: Gathered, verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def _incident(gathered: Gathered) -> dict[str, Any] | None:
+    """Return what the run itself knew; None where the dumps are not of an incident."""
+    if not gathered.manifests:
+        return None
+    first = gathered.manifests[0]
+    return {
+        "name": first.incident,
+        "written": first.written,
+        "generation": first.generation,
+        "step": first.step,
+        "backend": first.backend,
+        "outcome": first.outcome,
+        "faults": list(first.faults),
+        "members": [
+            {"rank": each.rank, "worker": each.worker, "pid": each.pid, "host": each.host}
+            for each in first.members
+        ],
+    }
+
+
 def to_text(gathered: Gathered, verdict: Verdict) -> str:
     """Return the answer for a person: verdict, evidence, what each rank believed, what to do."""
     confidence = f" ({verdict.confidence} confidence)" if verdict.outcome is Outcome.CULPRIT else ""
     lines = [f"{_WORDS[verdict.outcome]}{confidence}: {printable(verdict.headline)}"]
+    for manifest in gathered.manifests[:1]:
+        lines += _section("incident", facts(manifest))
     lines += _section("evidence", verdict.evidence)
     lines += _section("this would decide", verdict.would_decide)
     lines += _section("next", verdict.next_steps)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from keepstep.diagnosis.diagnose import diagnose
+from keepstep.incident.advice import advised
 from keepstep.incident.answer import to_json, to_text
 from keepstep.incident.gather import gather
 from keepstep.whole import write_whole
@@ -24,7 +25,7 @@ def main() -> int:
         return 0  # nothing happened
     folder = Path(told)
     (gathered,) = gather(folder)
-    verdict = diagnose(gathered.evidence)
+    verdict = advised(gathered, diagnose(gathered.evidence))
     body = json.dumps(to_json(gathered, verdict), indent=2)
     write_whole(folder / "verdict.json", [body, "\n"])
     write_whole(folder / "verdict.txt", [to_text(gathered, verdict)])

@@ -11,6 +11,8 @@ from typing import Any
 
 def main() -> None:
     """Print it."""
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     report: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     print(f"torch {report['torch']}, {report['gpus']} x {report['gpu']}\n")
     print("| MiB | way | whole, s | of it at the donor, s | GiB/s | equal |")

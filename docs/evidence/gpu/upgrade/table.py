@@ -55,6 +55,8 @@ def cells(values: list[float | None], digits: int) -> str:
 
 def main() -> None:
     """Print the table."""
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     print("| Cell | Step, ms | all-reduce small, ms | large, ms | before step 1, MiB |")
     print("|---|---|---|---|---|")
     for cell, runs in sorted(runs_of(sys.argv[1]).items()):
