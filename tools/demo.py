@@ -70,11 +70,11 @@ def main() -> None:
     plain = train([], 0, options)
     console.print(table_of(disturbed["recoveries"]))
     same = disturbed["state_sha256"] == plain["state_sha256"]
-    console.print(f"final state with faults   {disturbed['state_sha256']}")
-    console.print(f"final state undisturbed   {plain['state_sha256']}")
+    console.print(f"final state with faults   {disturbed['state_sha256']}", soft_wrap=True)
+    console.print(f"final state undisturbed   {plain['state_sha256']}", soft_wrap=True)
     console.print(
         f"{'bit-identical' if same else 'DIFFERENT'}; samples lost {disturbed['samples_lost']}, "
-        f"repeated {disturbed['samples_repeated']}; {time.monotonic() - began:.0f} s in all"
+        f"repeated {disturbed['samples_repeated']}; {time.monotonic() - began:.0f} s for both runs"
     )
     sys.exit(0 if same else 1)
 
