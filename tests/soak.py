@@ -30,9 +30,9 @@ SPARES = 3
 KINDS = ["kill", "segv", "exit", "raise", "stop", "hang", "gil", "oom", "corrupt"]
 BY_NAME = ["spare", "coordinator"]
 # A flipped bit is found when replicas are compared: at a snapshot, in a recovery, at the end. If
-# its rank is lost before that, it has spoiled the others' gradients and nobody can tell: a rank
-# with a flipped bit gets only these faults.
-HARMLESS = ["raise", "corrupt"]
+# its rank is lost before that, it has spoiled the others' gradients and nobody can tell; nor can
+# anybody when the same bit is flipped back before that. A rank with a flipped bit gets only these.
+HARMLESS = ["raise"]
 HUNG_AFTER = 600.0  # seconds; an undisturbed run takes a tenth of it
 
 
