@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,13 @@ def refused(*arguments: str, **variables: str) -> str:
         (["no_such_script.py"], "no such script"),
         (["--spares", "99", BYTELM], "use at most 8"),
         (["--workers", "0", BYTELM], "--workers must be 1 or more"),
+        (["--workers", "9" * 23, BYTELM], "at most 1024 on a host"),
+        (["--port", "99999", BYTELM], "--port 99999: wanted 1 to 65535"),
+        (["--port", "-1", BYTELM], "--port -1: wanted 1 to 65535"),
+        (["--metrics-port", "70000", BYTELM], "--metrics-port 70000: wanted 1 to 65535"),
+        (["--nnodes", "²", BYTELM], "wanted N or MIN:MAX"),
+        (["--patience", "1e300", BYTELM], "at most 86400 (a day)"),
+        (["--join", "127.0.0.1:99999999", BYTELM], "HOST:PORT"),
         (["--patience", "0.01", BYTELM], "too short"),
         (["--on-loss", "panic", BYTELM], "known are replace, shrink, wait"),
         (["--backend", "mpi", BYTELM], "known are auto, gloo, nccl"),
@@ -119,6 +127,53 @@ def test_a_script_that_fails_before_it_trains(tmp_path: Path) -> None:
     found = run(tmp_path, "--workers", "2", script=(str(script),))
     assert found.exit_code == 1
     assert "before it reached Job.train" in found.output
+
+
+def test_a_script_that_joins_or_trains_twice_is_told(tmp_path: Path) -> None:
+    joins, trains = tmp_path / "joins.py", tmp_path / "trains.py"
+    joins.write_text("import keepstep\nkeepstep.join()\nkeepstep.join()\n")
+    trains.write_text(
+        "import keepstep\njob = keepstep.join()\nstate = keepstep.State(replicated={})\n"
+        "for _ in range(2):\n    job.train(lambda n: None, state, steps=2)\n"
+    )
+    for script, said in ((joins, "join() was called a second"), (trains, "train was called a sec")):
+        found = run(tmp_path, "--workers", "1", script=(str(script),))
+        assert found.exit_code == 1
+        assert said in found.output
+
+
+def test_a_summary_that_cannot_be_written_is_told_and_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = tmp_path / "done.py"
+    script.write_text(
+        f"import keepstep, os\njob = keepstep.join()\nos.rmdir({str(folder)!r})\n"
+        "job.train(lambda n: None, keepstep.State(replicated={}), steps=2)\n"
+    )
+    done = subprocess.run(
+        [KEEPSTEP, "run", "--summary", str(folder / "s.json"), str(script)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 4
+    assert "keepstep: completed: 2 steps" in done.stderr
+    assert "could not be written: No such file or directory" in done.stderr
+    assert '"outcome": "completed"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_that_is_gone_before_its_children_have_begun(tmp_path: Path) -> None:
+    for module in ("keepstep.runtime.store", "keepstep.runtime.coordinator"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "127.0.0.1", "0"],
+            env={**environment(), "KEEPSTEP_PARENT": "1"},
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
 
 
 @pytest.fixture

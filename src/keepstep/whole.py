@@ -12,13 +12,19 @@ from pathlib import Path
 def write_whole(path: Path, parts: Iterable[str]) -> None:
     """Write text to ``path``: to a temporary name beside it, synchronised, then renamed.
 
-    Characters that UTF-8 cannot hold (undecodable file names) become escapes.
+    Characters that UTF-8 cannot hold (undecodable file names) become escapes. A link stays one:
+    what it leads to is written. A device or a pipe is never replaced, it gets the text as it comes.
 
     Raises:
         OSError: ``path`` cannot be written; what was there before is untouched.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as device:
+            device.writelines(parts)
+        return
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

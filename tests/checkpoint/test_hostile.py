@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 import subprocess
@@ -171,3 +172,12 @@ def test_there_are_thirty_of_them_and_the_good_one_is_read(folder: Path) -> None
     (folder / ".metadata").write_bytes(GOOD)
     with (folder / ".metadata").open("rb") as file:
         assert len(read_contents(file).tensors) == 2
+
+
+def test_metadata_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".metadata")
+    store = LocalStore(tmp_path)
+    with pytest.raises(OSError, match="no regular file but a pipe"):
+        store.read(".metadata", 0, 10)
+    with pytest.raises(OSError, match="no regular file but a pipe"), store.opened(".metadata"):
+        pass

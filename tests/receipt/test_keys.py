@@ -123,3 +123,13 @@ def test_other_tools_read_the_public_key(folder: Path) -> None:
     text = public_text(default_key(folder).public)
     key = serialization.load_pem_public_key(text.encode())
     assert isinstance(key, ed25519.Ed25519PublicKey)
+
+
+def test_what_is_no_file_is_no_key(tmp_path: Path) -> None:
+    for path, said in (
+        (tmp_path, "no regular file"),
+        (Path("/dev/zero"), "no regular file"),
+        (tmp_path / "none", "nothing is there"),
+    ):
+        with pytest.raises(KeyFileError, match=said):
+            trusted_keys(path)

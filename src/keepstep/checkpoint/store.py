@@ -116,6 +116,14 @@ def _no_such_folder(path: Path) -> NoSuchFolderError:
     return NoSuchFolderError(f"{path}: {what}; a folder is wanted")
 
 
+def _regular(path: Path) -> Path:
+    """Return ``path``; raise OSError for a pipe or a device, which would be waited for."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file but a pipe or a device"
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))
+    return path
+
+
 class LocalStore:
     """A folder of this machine."""
 
@@ -153,7 +161,7 @@ class LocalStore:
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes from ``start`` up to ``end``."""
-        with (self.path / name).open("rb", buffering=0) as file:
+        with _regular(self.path / name).open("rb", buffering=0) as file:
             file.seek(start)
             return _read_all(file, end - start)
 
@@ -170,7 +178,7 @@ class LocalStore:
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
         """Give the file itself."""
-        with (self.path / name).open("rb") as file:
+        with _regular(self.path / name).open("rb") as file:
             yield file
 
     def stamp(self, name: str) -> Stamp:

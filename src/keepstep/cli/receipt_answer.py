@@ -13,7 +13,7 @@ import typer
 
 from keepstep.exit_codes import ExitCode
 from keepstep.incident.answer import printable
-from keepstep.receipt.errors import ReceiptError
+from keepstep.receipt.errors import KeyFileError, ReceiptError
 
 P = ParamSpec("P")
 
@@ -46,7 +46,7 @@ def answered(command: Callable[P, ExitCode]) -> Callable[P, ExitCode]:
     def guarded(*arguments: P.args, **options: P.kwargs) -> ExitCode:
         try:
             return command(*arguments, **options)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, KeyFileError) as error:
             code, text = ExitCode.USAGE, str(error)
         except ReceiptError as error:
             code, text = ExitCode.FAIL, str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -38,6 +39,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 ON_LOSS = ("replace", "shrink", "wait")
 # Options that a training script hardly has for itself.
 _OURS = ("--spares", "--inject", "--patience", "--on-loss", "--max-recoveries", "--incidents")
+MOST_WORKERS, LAST_PORT = 1024, 65535
 NEEDED_TORCH, NEEDED_PYTHON = (2, 15), (3, 11)
 
 
@@ -140,11 +142,25 @@ def run(
     except InfrastructureError as error:
         sys.stderr.write(f"keepstep: {error}\n")
         raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
-    if summary is not None and result.summary is not None:
-        write_whole(summary, [json.dumps(result.summary, indent=2), "\n"])
     planned = [str(injection) for injection in request.injections]
-    sys.stderr.write(render_summary(result.summary, result.exit_code, result.why, planned))
+    report = render_summary(result.summary, result.exit_code, result.why, planned)
+    with contextlib.suppress(OSError):  # a terminal that is gone does not make the job a failure
+        sys.stderr.write(report)
+        sys.stderr.flush()
+    if summary is not None and result.summary is not None:
+        _write_summary(summary, json.dumps(result.summary, indent=2))
     raise typer.Exit(result.exit_code)
+
+
+def _write_summary(path: Path, text: str) -> None:
+    try:
+        write_whole(path, [text, "\n"])
+    except OSError as error:
+        sys.stderr.write(
+            f"keepstep: the job ended as said above, but --summary {path} could not be written: "
+            f"{error.strerror or error}. The summary:\n{text}\n"
+        )
+        raise typer.Exit(ExitCode.INFRASTRUCTURE) from error
 
 
 def _note_late_options(script: str, arguments: list[str]) -> None:
@@ -185,6 +201,11 @@ def _request(
     _one_of("--backend", backend, BACKENDS)
     _one_of("--on-loss", on_loss, ON_LOSS)
     _check_transport()
+    if max(workers, spares) > MOST_WORKERS:
+        _refuse(f"--workers and --spares: at most {MOST_WORKERS} on a host")
+    for option, number in (("--port", port), ("--metrics-port", metrics_port)):
+        if not 0 <= number <= LAST_PORT:
+            _refuse(f"{option} {number}: wanted 1 to {LAST_PORT}, or 0 for any free one")
     if workers < 1 or min(spares, max_recoveries, keep_incidents) < 0:
         _refuse(
             "--workers must be 1 or more, --spares, --max-recoveries and --keep-incidents 0 or more"
@@ -332,7 +353,7 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _hosts(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1:
+    if not low.isdecimal() or (high and not high.isdecimal()) or int(low) < 1:
         _refuse(f"--nnodes {text}: wanted N or MIN:MAX, for example 2 or 2:3")
     return int(low), int(high or low)
 
@@ -346,7 +367,7 @@ def _check_transport() -> None:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
         _refuse(f"--join {text}: wanted HOST:PORT as the first host prints it")
     return host, int(port)
 

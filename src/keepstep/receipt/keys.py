@@ -53,6 +53,9 @@ def config_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return base / "keepstep"
 
 
+_LARGEST = 64 * 1024  # bytes of a key file that are read; one of ours has 113
+
+
 def key_id(key: PublicKey) -> str:
     """Return the name of a key: SHA-256 of its 32 bytes, as hexadecimal digits."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()
@@ -165,8 +168,12 @@ def _read_private(path: Path) -> SigningKey:
 
 
 def _read_public(path: Path) -> PublicKey:
+    if not path.is_file():
+        seen = "it is no regular file" if path.exists() else "nothing is there"
+        raise KeyFileError(f"{path}: {seen}; wanted the PEM file of a public key")
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
+        with path.open("rb") as file:
+            key = serialization.load_pem_public_key(file.read(_LARGEST))
     except (ValueError, TypeError) as error:
         raise KeyFileError(
             f"{path}: no public key: {_first_line(error)}; wanted the PEM file that "

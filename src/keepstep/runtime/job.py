@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Step = Callable[[int], None]
 
 
+_joined: list[bool] = []
+
+
 def join() -> Job:
     """Take this process into the job and return it.
 
@@ -35,8 +38,14 @@ def join() -> Job:
     so on standard error.
 
     Raises:
-        RuntimeError: this PyTorch cannot change the members of a process group.
+        RuntimeError: this process has joined already.
+        SystemExit: this PyTorch cannot change the members of a process group.
     """
+    if _joined:
+        raise RuntimeError(
+            "keepstep.join() was called a second time: a process joins one job, once"
+        )
+    _joined.append(True)
     config = WorkerConfig.from_environment()
     if config is None:
         return Job(_join_unsupervised(), None)
@@ -86,6 +95,7 @@ class Job:
         self.share_weight = 1.0  # samples of this rank in a step over the mean of all ranks
         self._parallel: list[DataParallel] = []
         self._callbacks: list[Callable[[], None]] = []
+        self._has_trained = False
         self.device = groups.device
         self.supervised = supervision is not None
 
@@ -222,10 +232,17 @@ class Job:
 
         Raises:
             ValueError: ``steps`` is negative.
+            RuntimeError: it was called before.
             TypeError: ``checkpoint`` is no ``keepstep.Checkpoint``.
             CannotResumeError: there are checkpoints, and the job cannot go on from them.
             Exception: unsupervised, whatever the step raises.
         """
+        if self._has_trained:
+            raise RuntimeError(
+                "Job.train was called a second time: a job is trained once. Run both parts in one "
+                "call, with the number of steps of both"
+            )
+        self._has_trained = True
         if steps < 0:
             raise ValueError(f"train(steps={steps}): a number of steps is wanted")
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.parent import child_of_this
 from keepstep.runtime.agent import Agent
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
@@ -170,7 +171,7 @@ class Session:
         store_port = free_port(request.host)
         self._store = subprocess.Popen(
             [request.python, "-m", "keepstep.runtime.store", request.host, str(store_port)],
-            env={**os.environ, **import_path(request.import_from)},
+            env={**os.environ, **import_path(request.import_from), **child_of_this()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -197,7 +198,7 @@ class Session:
                 "keepstep.runtime.coordinator",
                 str(self.folder / "coordinator.json"),
             ],
-            env={**os.environ, "KEEPSTEP_SECRET": self.request.secret},
+            env={**os.environ, "KEEPSTEP_SECRET": self.request.secret, **child_of_this()},
             stdin=subprocess.DEVNULL,
             stderr=self.request.output[1],
             start_new_session=True,

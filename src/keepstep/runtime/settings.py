@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 MIN_PATIENCE = 1.0  # seconds; below, an ordinary hiccup of a host would look like a fault
 PATIENCE_PER_STEP = 5.0  # median step times without any progress before a rank counts as stalled
 LEASE_PER_PATIENCE = 3.0
+LONGEST_PATIENCE = 86_400.0
 MIN_LEASE = 3.0
 START_ALLOWANCE = 300.0  # imports, device context and model of a starting worker
 
@@ -95,8 +95,11 @@ class Times:
 
 def contradiction(settings: Settings) -> str | None:
     """Return why these settings cannot work together, or None."""
-    if settings.patience is not None and not math.isfinite(settings.patience):
-        return f"--patience {settings.patience}: a number of seconds is wanted"
+    if settings.patience is not None and not settings.patience <= LONGEST_PATIENCE:
+        return (
+            f"--patience {settings.patience:g}: a number of seconds is wanted, at most "
+            f"{LONGEST_PATIENCE:g} (a day)"
+        )
     if settings.patience is not None and settings.patience < 0.2:
         return (
             f"--patience {settings.patience:g} is too short: a rank would be fenced for a pause "
