@@ -94,7 +94,7 @@ def expose(buffer: torch.Tensor, device: torch.device) -> tuple[Any, Any, dict[s
 
 def new_endpoint(device: torch.device) -> Any:
     """An endpoint that polls by itself."""
-    import nixl  # noqa: F401
+    import nixl  # noqa: F401  # its import sets up the logger that it writes with
     from torch.distributed._transport import new_transport
 
     return new_transport("nixl", device)
