@@ -338,6 +338,22 @@ TOLD: list[tuple[Fact, str]] = [
         "host 10.0.0.2 (agent a7) is cut off: no contact for a whole lease",
     ),
     (
+        {
+            "event": "coordinator_sought",
+            **AGENT,
+            "address": "10.0.0.1:29400",
+            "why": "Connection refused",
+            "after_s": 32.4,
+        },
+        "no coordinator answers at 10.0.0.1:29400 for 32 s (Connection refused); still trying. Is "
+        "keepstep run up on the first host, with --port and --host of that address?",
+    ),
+    (
+        {"event": "held_up", **AGENT, "seconds": 12.34},
+        "host 10.0.0.2 (agent a7) did not run for 12.3 s (suspended, or starved of processors); "
+        "its workers go on when the coordinator says that they are still part of the job",
+    ),
+    (
         {"event": "coordinator_away", **AGENT, "lease_s": 3.0},
         "lost contact with the coordinator; the workers of this host go on, for 3.0 s if the "
         "coordinator's host does not answer either",

@@ -27,6 +27,12 @@ class VirtualHost:
         """Return what to put before a command so that it runs on this host."""
         return ["ip", "netns", "exec", self.name]
 
+    def processes(self) -> list[int]:
+        """Return what runs on this host."""
+        listed = ["ip", "netns", "pids", self.name]
+        found = subprocess.run(listed, check=True, capture_output=True, text=True)
+        return [int(line) for line in found.stdout.split()]
+
     def cut_off(self) -> None:
         """Unplug the cable: packets vanish, nobody is told."""
         _ip("-n", self.switch, "link", "set", self.port, "down")

@@ -39,10 +39,17 @@ class Between:
         """Leave the medians: seconds of processor time and of the clock."""
         gaps = self._gaps[SKIPPED:]
         medians = [statistics.median(gap[place] for gap in gaps) for place in (0, 1)]
-        (folder() / f"between-{os.getpid()}").write_text(json.dumps(medians))
+        path = folder() / f"between-{os.getpid()}"
+        path.with_suffix(".tmp").write_text(json.dumps(medians))
+        path.with_suffix(".tmp").rename(path)
 
 
-def read(place: Path) -> tuple[float, float]:
-    """Return processor time and time of the rank for which they are greatest, in seconds."""
-    found = [json.loads(path.read_text()) for path in place.glob("between-*")]
+def read(place: Path, ranks: int) -> tuple[float, float] | None:
+    """Return processor time and time of the rank for which they are greatest, in seconds.
+
+    None: not all of the ranks have written theirs yet.
+    """
+    found = [json.loads(path.read_text()) for path in place.glob("between-*[0-9]")]
+    if len(found) < ranks:
+        return None
     return max(each[0] for each in found), max(each[1] for each in found)

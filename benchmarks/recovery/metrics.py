@@ -129,6 +129,19 @@ def step_seconds(marks: Sequence[Mark], *, since: float, until: float, skip: int
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
 
 
+def mean_step(marks: Sequence[Mark], *, since: float, until: float) -> float:
+    """Return the mean time between two commits of rank 0 from ``since`` until ``until``.
+
+    Raises:
+        ValueError: fewer than two of its commits lie there.
+    """
+    times = [mark.time for mark in marks if mark.event == COMMIT and mark.rank == 0]
+    times = [time for time in times if since <= time <= until]
+    if len(times) < 2:
+        raise ValueError(f"{len(times)} commits of rank 0 are too few to measure a step")
+    return (max(times) - min(times)) / (len(times) - 1)
+
+
 def digests(marks: Sequence[Mark], *, since: float = 0.0) -> list[str]:
     """Return the different digests of the model's state that were written after ``since``."""
     return sorted({mark.digest for mark in marks if mark.digest and mark.time > since})

@@ -1,37 +1,48 @@
-"""What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--pairs N]``.
+"""What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--rounds N]``.
 
-The same script runs under `keepstep run` and under plain torchrun, in turn. Each run gives its
-median step, the processor time that all its processes used for one step, and how much of that was
-not training: launcher, agent, coordinator, spare, side threads. A second torchrun run in each round
-shows how much the machine alone lets the ratios vary. The third number is hardly disturbed by other
-work on the machine; what the training thread itself does for supervision is the fourth.
+The same script runs under `keepstep run` and under plain torchrun, all at once; but one after
+another runs for a turn of some seconds while every process of the others is suspended (SIGSTOP).
+So a round compares runs within seconds of each other, and a slow spell of the machine does not
+pass for a cost. A second torchrun run shows how much the ratios vary by themselves.
+
+A turn gives the mean time of its steps, so that what happens once a second counts as well, and the
+processor time of all processes, with how much of it was not training: launcher, agent, coordinator,
+spare, side threads. What the training thread itself does for supervision is asked for at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.recovery.between import read
 from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm, processes_of
-from benchmarks.recovery.marks import COMMIT, READY, MarkReader
-from benchmarks.recovery.metrics import step_seconds
-from benchmarks.recovery.processor import Used, used
+from benchmarks.recovery.marks import COMMIT, MarkReader
+from benchmarks.recovery.metrics import mean_step
+from benchmarks.recovery.processor import used
 from benchmarks.recovery.results import Results, machine, say
 from benchmarks.recovery.settings import WORLD_SIZE
 
 SCRIPT = TRAINING / "train_keepstep.py"
 BASE = "torchrun"
-SKIPPED = 10  # steps after the last process is ready
-GOAL = 1.01  # times the base's median step
-ENOUGH = 10  # pairs
-LOOK = 0.1  # seconds between two looks at the marks
-WALL, PROCESSOR = "median step", "processor time of a step"
+ENDLESS = 1_000_000  # steps; the benchmark ends the runs
+SKIPPED = 10  # steps of each run before the first turn
+SETTLING = 0.5  # seconds of each turn that are not counted: caches fill, those suspended are missed
+GOAL = 1.01  # times the base's step
+ENOUGH = 10  # rounds
+LOOK = 0.1  # seconds between two looks at the marks, before and after the turns
+STARTING = 120.0  # seconds for a run to begin
+WALL, PROCESSOR = "time of a step", "processor time of a step"
 BESIDE = "processor time beside training"  # of a step
 BETWEEN = "processor time of the training thread between two steps"
 GAP = "time between two steps"
@@ -57,24 +68,132 @@ VARIANTS = {
 }
 
 
+@dataclass(slots=True)
+class Runner:
+    """One run, suspended except in its turns."""
+
+    name: str
+    job: Job
+    reader: MarkReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = MarkReader(self.job.folder)
+
+    def begin(self) -> None:
+        """Start it, wait until every rank has done its first steps, suspend it.
+
+        Raises:
+            RuntimeError: it does not get there.
+        """
+        self.job.launch([*VARIANTS[self.name], SCRIPT, "--steps", str(ENDLESS)], "output")
+        deadline = time.monotonic() + STARTING
+        while len(self._ranks()) < WORLD_SIZE:
+            if self.job.ended or time.monotonic() > deadline:
+                raise self._failed("did not begin")
+            time.sleep(LOOK)
+        self._signal(signal.SIGSTOP)
+
+    def _ranks(self) -> set[int]:
+        """Return the processes that are a rank and beyond the first steps."""
+        marks = self.reader.update()
+        return {mark.pid for mark in marks if mark.event == COMMIT and mark.step >= SKIPPED}
+
+    def take_turn(self, seconds: float) -> dict[str, float]:
+        """Let it run; return seconds a step.
+
+        Raises:
+            RuntimeError: it has ended, or hardly a step was done.
+        """
+        ranks = self._ranks()
+        processes = processes_of(self.job.folder)
+        self._signal(signal.SIGCONT)
+        time.sleep(SETTLING)
+        since, before = time.monotonic(), used(processes, ranks)
+        time.sleep(seconds)
+        until, after = time.monotonic(), used(processes, ranks)
+        self._signal(signal.SIGSTOP)
+        if self.job.ended:
+            raise self._failed("ended")
+        step = mean_step(self.reader.update(), since=since, until=until)
+        spent, steps = after.since(before), (until - since) / step
+        beside = spent.supervision / steps
+        return {WALL: step, PROCESSOR: spent.training / steps + beside, BESIDE: beside}
+
+    def ask_between(self) -> dict[str, float]:
+        """Let the ranks say what lies between two of their steps."""
+        self._signal(signal.SIGCONT)
+        for pid in self._ranks():
+            os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + STARTING
+        while (found := read(self.job.folder, WORLD_SIZE)) is None:
+            if self.job.ended or time.monotonic() > deadline:
+                raise self._failed("did not say what lies between two steps")
+            time.sleep(LOOK)
+        self._signal(signal.SIGSTOP)
+        return dict(zip((BETWEEN, GAP), found, strict=True))
+
+    def end(self) -> None:
+        """End it."""
+        self._signal(signal.SIGCONT)
+        self.job.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in processes_of(self.job.folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _failed(self, what: str) -> RuntimeError:
+        text = (self.job.folder / "output").read_text(errors="replace")[-2000:]
+        return RuntimeError(f"{self.name} {what}:\n{text}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds that are missing; print the ratios."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery.overhead", description=__doc__
     )
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=200, help="of each run")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
     parser.add_argument("--out", type=Path, default=Path("overhead.json"), help="results, as JSON")
     options = parser.parse_args(arguments)
     end_on_sigterm()
     try:
-        results = Results.open(options.out, {**machine(), "steps": options.steps})
+        results = Results.open(options.out, {**machine(), "seconds": options.seconds})
     except ValueError as error:
         parser.error(str(error))
-    for number in range(len(results.records), options.pairs):
-        results.add({name: measure(name, options.steps) for name in in_turn(number)})
+    missing = range(len(turns_in(results.records)), options.rounds)
+    if missing:
+        measure(results, missing, options.seconds)
     print(render(results.records), end="")
     return 0
+
+
+def measure(results: Results, rounds: range, seconds: float) -> None:
+    """Add these rounds to the results, and what lies between steps."""
+    with running() as runners:
+        for number in rounds:
+            found = {name: runners[name].take_turn(seconds) for name in in_turn(number)}
+            results.add({"turns": found})
+            texts = [f"{name} {found[name][WALL] * 1000:.2f} ms" for name in VARIANTS]
+            say(f"round {number + 1}: {', '.join(texts)}")
+        results.add({"between": {name: runners[name].ask_between() for name in VARIANTS}})
+
+
+@contextlib.contextmanager
+def running() -> Iterator[dict[str, Runner]]:
+    """Start a run of each variant, one after another; end them afterwards."""
+    runners: dict[str, Runner] = {}
+    with tempfile.TemporaryDirectory(prefix="keepstep-benchmark-") as folder:
+        try:
+            for number, name in enumerate(VARIANTS):
+                place = Path(folder) / str(number)
+                place.mkdir()
+                runners[name] = Runner(name, Job(place))
+                runners[name].begin()
+            yield runners
+        finally:
+            for runner in runners.values():
+                runner.end()
 
 
 def in_turn(number: int) -> list[str]:
@@ -84,135 +203,105 @@ def in_turn(number: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def measure(name: str, steps: int) -> dict[str, float]:
-    """Return the median step of one run, and the processor time of a step, in seconds.
-
-    Raises:
-        RuntimeError: the run failed.
-    """
-    with tempfile.TemporaryDirectory(prefix="keepstep-benchmark-") as folder:
-        job, reader = Job(Path(folder)), MarkReader(Path(folder))
-        try:
-            process = job.launch([*VARIANTS[name], SCRIPT, "--steps", str(steps)], "output")
-            first = look(job, reader, SKIPPED)
-            last = look(job, reader, steps - SKIPPED)
-            code = process.wait()
-        finally:
-            job.close()
-        if code != 0 or first is None or last is None:
-            text = (Path(folder) / "output").read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{name} ended with status {code}:\n{text}")
-        marks = reader.update()
-        between, gap = read(Path(folder))
-    ready = max(mark.time for mark in marks if mark.event == READY)
-    seconds = step_seconds(marks, since=ready, until=time.monotonic(), skip=SKIPPED)
-    steps_between, spent = last[0] - first[0], last[1].since(first[1])
-    beside = spent.supervision / steps_between
-    processor = spent.training / steps_between + beside
-    say(
-        f"{name}: {seconds * 1000:.2f} ms a step, {processor * 1000:.2f} ms of processor time, "
-        f"{beside * 1000:.2f} ms of it beside training, {between * 1000:.3f} ms between two steps"
-    )
-    return {
-        WALL: seconds,
-        PROCESSOR: processor,
-        BESIDE: beside,
-        BETWEEN: between,
-        GAP: gap,
-    }
-
-
-def look(job: Job, reader: MarkReader, step: int) -> tuple[int, Used] | None:
-    """Wait until every rank has committed ``step``; return the step then reached and the time used.
-
-    None: the run ended before.
-    """
-    while not job.ended:
-        commits = [mark for mark in reader.update() if mark.event == COMMIT]
-        newest = {mark.rank: mark.step for mark in commits}
-        if len(newest) == WORLD_SIZE and min(newest.values()) >= step:
-            ranks = {mark.pid for mark in commits}
-            return min(newest.values()), used(processes_of(job.folder), ranks)
-        time.sleep(LOOK)
-    return None
-
-
+Record = Mapping[str, Mapping[str, Mapping[str, float]]]
 Round = Mapping[str, Mapping[str, float]]  # by variant, by what was measured
 
 
-def ratios(records: Sequence[Round], name: str, what: str) -> list[float]:
+def turns_in(records: Sequence[Record]) -> list[Round]:
+    """Return the rounds among the records."""
+    return [record["turns"] for record in records if "turns" in record]
+
+
+def ratios(rounds: Sequence[Round], name: str, what: str) -> list[float]:
     """Return what was measured of the variant over the base's, for each round."""
-    return [record[name][what] / record[BASE][what] for record in records]
+    return [each[name][what] / each[BASE][what] for each in rounds]
 
 
-def render(records: Sequence[Round]) -> str:
+def render(records: Sequence[Record]) -> str:
     """Return the report as Markdown."""
-    tables = [_table(records, what) for what in (WALL, PROCESSOR)]
-    return "\n".join([*tables, _beside(records), _between(records)])
+    rounds = turns_in(records)
+    between = [record["between"] for record in records if "between" in record]
+    tables = [_table(rounds, what) for what in (WALL, PROCESSOR)]
+    step = statistics.median(each[BASE][WALL] for each in rounds)
+    return "\n".join([*tables, _beside(rounds), _between(between, step)])
 
 
-def _between(records: Sequence[Round]) -> str:
-    """Return what lies between two steps, as a share of a torchrun step."""
+def _between(found: Sequence[Round], step: float) -> str:
+    """Return what lies between two steps, as a share of a torchrun step of that many seconds."""
     lines = [
-        f"Between two steps of the slowest rank: processor time of the training thread, and time; "
-        f"as a share of the {WALL} under {BASE}.",
+        "Between two steps of the slowest rank: processor time of the training thread, and time "
+        f"(medians of the run), as a share of the median {WALL} under {BASE}.",
         "",
-        "| variant | processor time | least - greatest | time | least - greatest |",
-        "|---|---|---|---|---|",
+        "| variant | processor time | time |",
+        "|---|---|---|",
     ]
     for name in VARIANTS:
-        cells = []
-        for what in (BETWEEN, GAP):
-            shares = [record[name][what] / record[BASE][WALL] for record in records]
-            middle = statistics.median(shares)
-            cells += [f"{middle:.2%}", f"{min(shares):.2%} - {max(shares):.2%}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        shares = [statistics.median(e[name][what] for e in found) / step for what in (BETWEEN, GAP)]
+        lines.append(f"| {name} | {' | '.join(f'{share:.2%}' for share in shares)} |")
     return "\n".join(lines) + "\n"
 
 
-def _beside(records: Sequence[Round]) -> str:
+def _beside(rounds: Sequence[Round]) -> str:
     """Return what is not training as a share of the processor time of a torchrun step."""
     lines = [
         f"The {BESIDE}, as a share of all processor time of a step under {BASE}.",
         "",
-        "| variant | median | least - greatest |",
+        "| variant | median | quartiles |",
         "|---|---|---|",
     ]
     for name in VARIANTS:
-        shares = [record[name][BESIDE] / record[BASE][PROCESSOR] for record in records]
-        middle = statistics.median(shares)
-        lines.append(f"| {name} | {middle:.2%} | {min(shares):.2%} - {max(shares):.2%} |")
+        shares = [each[name][BESIDE] / each[BASE][PROCESSOR] for each in rounds]
+        low, middle, high = _quartiles(shares)
+        lines.append(f"| {name} | {middle:.2%} | {low:.2%} - {high:.2%} |")
     return "\n".join(lines) + "\n"
 
 
-def _table(records: Sequence[Round], what: str) -> str:
+def _table(rounds: Sequence[Round], what: str) -> str:
     lines = [
-        f"The {what}, over that of {BASE} in the same round; {len(records)} rounds.",
+        f"The {what}, over that of {BASE} in the same round; {len(rounds)} rounds.",
         "",
-        "| variant | median | quartiles | least - greatest | ms |",
+        "| variant | median | quartiles | 95 % of the medians | ms |",
         "|---|---|---|---|---|",
     ]
     for name in VARIANTS:
-        values = [record[name][what] for record in records]
-        lines.append(_row(name, ratios(records, name, what), values))
-    goals = [goal(records, n, what) for n in VARIANTS if "keepstep" in n]
+        values = [each[name][what] for each in rounds]
+        lines.append(_row(name, ratios(rounds, name, what), values))
+    goals = [goal(rounds, n, what) for n in VARIANTS if "keepstep" in n]
     return "\n".join([*lines, "", *goals]) + "\n"
 
 
 def _row(name: str, found: Sequence[float], seconds: Sequence[float]) -> str:
-    low, _, high = statistics.quantiles([*found, *found] if len(found) == 1 else found, n=4)
+    low, middle, high = _quartiles(found)
+    least, greatest = interval(found)
     return (
-        f"| {name} | {statistics.median(found):.4f} | {low:.4f} - {high:.4f} "
-        f"| {min(found):.4f} - {max(found):.4f} | {statistics.median(seconds) * 1000:.2f} |"
+        f"| {name} | {middle:.4f} | {low:.4f} - {high:.4f} | {least:.4f} - {greatest:.4f} "
+        f"| {statistics.median(seconds) * 1000:.2f} |"
     )
 
 
-def goal(records: Sequence[Round], name: str, what: str) -> str:
+def _quartiles(found: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles([*found, *found] if len(found) == 1 else found, n=4)
+    return low, middle, high
+
+
+def interval(found: Sequence[float]) -> tuple[float, float]:
+    """Return between which of the values the median lies with a confidence of about 95 %.
+
+    The ranks n/2 -+ 0.98 sqrt(n) (binomial with p = 1/2, normal approximation).
+    """
+    ordered, half = sorted(found), 0.98 * len(found) ** 0.5
+    middle = (len(ordered) - 1) / 2
+    low = max(0, math.floor(middle - half))
+    high = min(len(ordered) - 1, math.ceil(middle + half))
+    return ordered[low], ordered[high]
+
+
+def goal(rounds: Sequence[Round], name: str, what: str) -> str:
     """Return whether the variant costs at most one percent."""
-    median = statistics.median(ratios(records, name, what))
+    median = statistics.median(ratios(rounds, name, what))
     verdict = "met" if median <= GOAL else "missed"
-    if len(records) < ENOUGH:
-        verdict = f"inconclusive (n = {len(records)}, wanted {ENOUGH})"
+    if len(rounds) < ENOUGH:
+        verdict = f"inconclusive (n = {len(rounds)}, wanted {ENOUGH})"
     return f"- {name}, {what}: at most {(GOAL - 1):.0%} more: {verdict}, {median - 1:+.2%}"
 
 

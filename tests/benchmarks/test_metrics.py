@@ -15,6 +15,7 @@ from benchmarks.recovery.metrics import (
     digests,
     fell_into_exchange,
     interrupted_step,
+    mean_step,
     measure,
     step_seconds,
 )
@@ -140,6 +141,14 @@ def test_a_healthy_step_is_the_median_between_commits_of_rank_0() -> None:
     assert found == pytest.approx(0.1)
     with pytest.raises(ValueError, match="too few"):
         step_seconds(BEFORE, since=9.95, until=10.0)
+
+
+def test_a_step_of_a_turn_is_the_mean_between_commits_of_rank_0() -> None:
+    marks = [commit(n, time, rank=0, pid=100) for n, time in enumerate((1.0, 2.0, 2.1, 2.4, 3.0))]
+    other_rank = [commit(1, 2.2, rank=1, pid=101)]
+    assert mean_step([*marks, *other_rank], since=2.0, until=2.9) == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="too few"):
+        mean_step(marks, since=2.9, until=9.0)
 
 
 def test_digests_are_those_written_after_the_fault() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 
 import keepstep
 from benchmarks.recovery.between import Between
@@ -22,6 +23,7 @@ def main() -> None:
     state = keepstep.State(replicated={"model": work.model, "optimizer": work.optimizer})
     seed_rank(job.rank)
     log, between = MarkLog(), Between()
+    signal.signal(signal.SIGUSR1, lambda *_: between.write())
 
     def step(n: int) -> None:
         between.enter()
@@ -35,7 +37,6 @@ def main() -> None:
 
     log.write(READY, job.rank, 0)
     job.train(step, state, steps=options.steps)
-    between.write()
 
 
 if __name__ == "__main__":

@@ -269,6 +269,22 @@ def _cut_off(fact: Fact) -> str:
     return f"{host_of(fact)} is cut off: {fact['why']}"
 
 
+def _coordinator_sought(fact: Fact) -> str:
+    return (
+        f"no coordinator answers at {fact['address']} for {fact['after_s']:.0f} s ({fact['why']}); "
+        "still trying. Is keepstep run up on the first host, with --port and --host of that "
+        "address?"
+    )
+
+
+def _held_up(fact: Fact) -> str:
+    return (
+        f"{host_of(fact)} did not run for {fact['seconds']:.1f} s (suspended, or starved of "
+        "processors); its workers go on when the coordinator says that they are still part of the "
+        "job"
+    )
+
+
 def _coordinator_away(fact: Fact) -> str:
     return (
         "lost contact with the coordinator; the workers of this host go on, for "
@@ -349,6 +365,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "coordinator_away": _coordinator_away,
     "coordinator_back": _coordinator_back,
     "coordinator_exited": _coordinator_exited,
+    "coordinator_sought": _coordinator_sought,
     "cut_off": _cut_off,
     "events_lost": _events_lost,
     "fault_injected": _fault_injected,
@@ -359,6 +376,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "from_checkpoint": _from_checkpoint,
     "growing": _growing,
     "halt": _halt,
+    "held_up": _held_up,
     "incident": _incident,
     "incident_lost": _incident_lost,
     "job_joined": _job_joined,

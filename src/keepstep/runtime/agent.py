@@ -25,6 +25,7 @@ from keepstep.runtime.inject import parse
 from keepstep.runtime.lease import Lease
 from keepstep.runtime.mirror import Mirror
 from keepstep.runtime.named_faults import NamedFaults
+from keepstep.runtime.pauses import Pauses
 from keepstep.runtime.processes import Processes, WorkerProcess
 from keepstep.runtime.samples import merge
 from keepstep.runtime.settings import Times
@@ -71,6 +72,7 @@ class Agent:
         self._events = AgentEvents(config.name, config.host, on_own_event)
         self._contact = Contact(config.coordinator, config.secret, self._events)
         self._lease = Lease()
+        self._pauses = Pauses()
         self._beats = Beats()
         self._faults = NamedFaults(kill_coordinator, self._contact.send)
         self._processes = Processes(config, self._report, self._on_exit)
@@ -139,14 +141,21 @@ class Agent:
             except AuthenticationError as error:
                 self.abort = p.Abort(why=str(error), code=2)
                 self._ended.set()
-            except ConnectionRefusedError:
+            except ConnectionRefusedError as error:
                 # The host answers and no coordinator listens: it is dead, so nobody can have
                 # decided on a generation without us. Go on until the next one is there.
                 self._extend_lease(time.monotonic())
-            except (EOFError, TimeoutError, OSError, p.ProtocolError):
-                pass
+                self._seek(error)
+            except (EOFError, TimeoutError, OSError, p.ProtocolError) as error:
+                self._seek(error)
             self._contact.note_loss(self.lease_left, is_end=self._ended.is_set() or self.ending)
             await asyncio.sleep(RETRY)
+
+    def _seek(self, error: Exception) -> None:
+        why = self._contact.note_failure(error)
+        if why is not None:
+            self.abort = p.Abort(why=why, code=4)
+            self._ended.set()
 
     def _hello(self) -> p.Hello:
         standing = [*self._faults.again(), *self._processes.standing()]
@@ -162,7 +171,8 @@ class Agent:
         )
 
     def _extend_lease(self, since: float) -> None:
-        self._lease.extend(since, [worker.progress for worker in self._processes.alive()])
+        alive = [worker for worker in self._processes.alive() if not worker.fenced]
+        self._lease.extend(since, [worker.progress for worker in alive])
 
     # --- words of the workers ---------------------------------------------------------------------
 
@@ -258,12 +268,19 @@ class Agent:
     # --- watching -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        pause = self._lease.times.poll
+        pause, now = self._lease.times.poll, time.monotonic()
         while True:
+            self._pauses.will_look(now, pause)
             await asyncio.sleep(pause)
             now = time.monotonic()
             times = self._lease.times
-            rows = [read_progress(worker, times.patience) for worker in self._processes.alive()]
+            held_up = self._pauses.look(now)
+            if held_up:
+                self._events.tell("held_up", seconds=round(held_up, 3))
+            woke = self._pauses.woke
+            rows = [
+                read_progress(worker, times.patience, woke) for worker in self._processes.alive()
+            ]
             self.rows.update((row.wid, row) for row in rows)
             ours = [row for row in rows if row.wid in self.members]
             ages = {row.wid: row.age for row in ours}
@@ -277,16 +294,18 @@ class Agent:
                 is_halted=self._halted > self.generation,
             )
             stalled = {wid for wid, age in ages.items() if age >= times.patience}
-            if self._beats.due(now, stalled, times):
+            if self._beats.due(now, stalled, times) or held_up:
                 self._contact.send(beat(now, rows))
             newest = max((row.committed for row in ours), default=0)
             self._faults.fire_due(newest, self._processes.alive(), self.members)
-            if self._lease.until and now > self._lease.until:
-                self._cut_off(now)
+            if self._lease.until:
+                until = self._lease.until_after(self._pauses.woke)
+                if now > until:
+                    self._cut_off(now, until)
 
-    def _cut_off(self, now: float) -> None:
+    def _cut_off(self, now: float, until: float) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""
-        if now - self._lease.until > REJOIN_LIMIT:
+        if now - until > REJOIN_LIMIT:
             why = f"no contact with the coordinator for {REJOIN_LIMIT:.0f} s; gave up"
             self.abort = p.Abort(why=why, code=4)
             self._ended.set()

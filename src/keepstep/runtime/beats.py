@@ -33,8 +33,11 @@ def beat(now: float, rows: list[p.Progress]) -> p.Beat:
     return p.Beat(sent=now, workers=[list(progress) for progress in rows])
 
 
-def read_progress(worker: WorkerProcess, patience: float) -> p.Progress:
-    """Return what the worker's record and the kernel say about it."""
+def read_progress(worker: WorkerProcess, patience: float, woke: float) -> p.Progress:
+    """Return what the worker's record and the kernel say about it.
+
+    Nobody's age is counted from before ``woke``, when this host last went on after a pause.
+    """
     now = time.monotonic_ns()
     record = worker.progress
     sequence = record[Slot.SEQUENCE]
@@ -42,7 +45,8 @@ def read_progress(worker: WorkerProcess, patience: float) -> p.Progress:
         # It shows late, so it counts as progress only in a step that has become long.
         is_news = seconds_since(record[Slot.CHANGED], now) >= patience / 2
         worker.sequence = (sequence, now if is_news else worker.sequence[1])
-    changed = max(record[Slot.CHANGED], worker.sequence[1])
+    awake = int(woke * 1e9)
+    changed = _latest(record[Slot.CHANGED], worker.sequence[1], awake)
     age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
     state, cpu = "S", False
     if age >= patience / 2:
@@ -56,10 +60,15 @@ def read_progress(worker: WorkerProcess, patience: float) -> p.Progress:
         committed=record[Slot.COMMITTED],
         phase=record[Slot.PHASE],
         age=round(age, 4),
-        side_age=round(seconds_since(record[Slot.SIDE], now), 4),
+        side_age=round(seconds_since(_latest(record[Slot.SIDE], awake), now), 4),
         sequence=sequence,
         state=state,
         cpu=cpu,
         step_seconds=record[Slot.STEP_NS] / 1e9,
         busy_seconds=record[Slot.BUSY_NS] / 1e9,
     )
+
+
+def _latest(first: int, *others: int) -> int:
+    """Return the latest of these moments, 0 if the first has not come yet."""
+    return max(first, *others) if first else 0

@@ -10,6 +10,9 @@ from keepstep.runtime.agent_events import AgentEvents
 from keepstep.runtime.channel import Channel, connect
 
 CONNECT_TIMEOUT = 2.0
+SEEK_QUIETLY = 2.0  # seconds without a first contact before that is told
+SEEK_TOLD = 30.0  # seconds between two times that it is told
+SEEK_LIMIT = 600.0  # seconds; hosts of one job may be given to it at different times
 
 
 class Contact:
@@ -25,6 +28,8 @@ class Contact:
         self._connected = 0.0  # when the newest connection was made
         self._is_known = False  # the coordinator has welcomed us once
         self._away_since: float | None = None  # no contact with the coordinator
+        self._sought_since: float | None = None  # when the first attempt to find it failed
+        self._sought_told = 0.0  # when that was told last
 
     @property
     def is_there(self) -> bool:
@@ -56,6 +61,27 @@ class Contact:
             self._away_since = time.monotonic()
             self._events.tell("coordinator_away", lease_s=round(lease_left, 3))
         self._channel = None
+
+    def note_failure(self, error: Exception) -> str | None:
+        """Note that there is no contact yet; return why to give up, if it is time for that."""
+        if self._is_known:
+            return None
+        now = time.monotonic()
+        self._sought_since = self._sought_since or now
+        waited = now - self._sought_since
+        where = "{}:{}".format(*self._address)
+        why = str(error) or type(error).__name__
+        if waited > SEEK_LIMIT:
+            return (
+                f"no coordinator answered at {where} for {waited:.0f} s ({why}). --join wants the "
+                "address of the first host and the --port that its keepstep run was given"
+            )
+        if waited > SEEK_QUIETLY and now - self._sought_told > SEEK_TOLD:
+            self._sought_told = now
+            self._events.tell(
+                "coordinator_sought", address=where, why=why, after_s=round(waited, 1)
+            )
+        return None
 
     def note_welcome(self) -> None:
         """Note that the coordinator has taken us in."""

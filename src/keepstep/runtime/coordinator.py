@@ -26,13 +26,13 @@ from keepstep.runtime.event_file import EventFile
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.job_state import ALL
 from keepstep.runtime.journal import DamagedJournalError, Journal
-from keepstep.runtime.membership import Membership
+from keepstep.runtime.membership import LONGEST_TICK, Membership
 from keepstep.runtime.overview import Overviews
 from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
 from keepstep.runtime.summary import summarise
 
-TICK, CALM_TICK = 0.1, 0.25  # seconds; the second while a generation lives
+TICK, CALM_TICK = 0.1, LONGEST_TICK  # seconds; the second while a generation lives
 HANDSHAKE = 5.0  # seconds for a client to prove that it knows the secret
 LINGER = 20.0  # seconds to wait for agents after the end of the job
 COLLECT = 60.0  # seconds between two collections of garbage, besides that after a recovery
@@ -219,7 +219,7 @@ class Coordinator:
             return
         self._end_seen = self._end_seen or time.monotonic()
         agents_left = all(name in self.leaving for name in job.agents) if job.agents else True
-        overdue = time.monotonic() - self._end_seen > LINGER
+        overdue = job.waited(self._end_seen) > LINGER
         lead_waits = bool(self.channels)
         workers_gone = all(worker.gone for worker in job.workers.values())
         if (workers_gone and self._rows_are_in()) or overdue:

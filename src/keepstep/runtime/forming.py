@@ -108,7 +108,7 @@ def _wait_for_spare(job: JobState) -> None:
         change.waiting_since = job.now
         job.event("waiting_for_spare", starting=job.starting())
         close_incident(job, "no spare was ready: the job waits for one")
-    waited = job.now - change.waiting_since
+    waited = job.waited(change.waiting_since)
     bounded = job.settings.on_loss == "replace"
     if bounded and (waited > START_ALLOWANCE or not job.starting()):
         abort(

@@ -58,6 +58,16 @@ def replace_process(job: JobState, worker: Worker) -> None:
         _launch(job, worker.agent, 1)
 
 
+def fence_forgotten(job: JobState, agent: str, wids: list[int]) -> None:
+    """Have an agent that counted as gone end the workers that it still has.
+
+    Others have their ranks, so this comes before the agent is granted a lease again.
+    """
+    for wid in wids:
+        if wid in job.workers and job.workers[wid].gone:
+            job.send(agent, p.Fence(wid=wid, why="its host counted as lost"))
+
+
 def give_up_place(job: JobState, wid: int) -> None:
     """Before the first generation a place goes to the next worker that is started."""
     job.slots = [None if other == wid else other for other in job.slots]

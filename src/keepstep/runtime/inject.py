@@ -24,7 +24,11 @@ KINDS = {
     "oom": "allocates beyond a memory limit of VALUE (256) MiB more than it has",
     "corrupt": "one bit of the rank's replicated state is flipped",
 }
-WITH_VALUE = {"exit", "slow", "oom"}
+VALUES = {  # kind -> least and greatest VALUE, and what it is
+    "exit": (0.0, 255.0, "a whole number from 0 to 255, an exit code"),
+    "slow": (1.0, 1000.0, "a factor from 1 to 1000"),
+    "oom": (1.0, 1e6, "from 1 to 1000000 MiB"),
+}
 _SPEC = re.compile(
     r"(?P<kind>[a-z]+)@(?P<step>\d+|recovery):(?P<target>\w+)(=(?P<value>\d+(\.\d+)?))?\Z",
     re.ASCII,
@@ -72,8 +76,9 @@ def _parse_one(index: int, spec: str, world_size: int) -> Injection:
     kind, when, target = match["kind"], match["step"], match["target"]
     if kind not in KINDS:
         raise ValueError(f"--inject {spec}: unknown fault {kind!r}; known: {', '.join(KINDS)}")
-    if match["value"] and kind not in WITH_VALUE:
-        raise ValueError(f"--inject {spec}: {kind} takes no value")
+    value = float(match["value"]) if match["value"] else None
+    if value is not None:
+        _check_value(spec, kind, value)
     step = None if when == "recovery" else int(when)
     rank = int(target) if target.isdigit() else None
     if rank is None and (target not in ("spare", "coordinator") or kind != "kill" or step is None):
@@ -85,8 +90,15 @@ def _parse_one(index: int, spec: str, world_size: int) -> Injection:
         raise ValueError(f"--inject {spec}: rank {rank} of a job with {world_size} ranks")
     if step is None and kind != "kill":
         raise ValueError(f"--inject {spec}: during a recovery only kill can be injected")
-    value = float(match["value"]) if match["value"] else None
     return Injection(index=index, kind=kind, step=step, rank=rank, target=target, value=value)
+
+
+def _check_value(spec: str, kind: str, value: float) -> None:
+    if kind not in VALUES:
+        raise ValueError(f"--inject {spec}: {kind} takes no value")
+    least, greatest, wanted = VALUES[kind]
+    if not least <= value <= greatest or (kind == "exit" and value != int(value)):
+        raise ValueError(f"--inject {spec}: VALUE {value:g} of {kind} is not {wanted}")
 
 
 @dataclass(slots=True)

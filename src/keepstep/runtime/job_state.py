@@ -77,6 +77,7 @@ class JobState:
     changed: bool = False  # must be written down before the outbox is sent
     now: float = 0.0
     ticked: float = 0.0  # when time was looked at last
+    woke: float = 0.0  # when this process last went on after it had been held up
     _slots_ranked: list[int | None] = field(default_factory=list)  # for which _ranks holds
     _ranks: dict[int, int] = field(default_factory=dict)  # worker -> rank
     _workers_of: dict[str, list[Worker]] = field(default_factory=dict)  # agent -> those alive
@@ -94,6 +95,10 @@ class JobState:
     def median_step(self) -> float:
         """Median duration of the last steps, 0.0 before the first."""
         return statistics.median(self.step_seconds) if self.step_seconds else 0.0
+
+    def waited(self, since: float) -> float:
+        """Return for how long something was waited for; a pause of this process is no waiting."""
+        return self.now - max(since, self.woke)
 
     def grant_lease(self, agent: Agent) -> Times:
         """Note that the agent is granted a lease now; return the times that it is to be told.
@@ -206,7 +211,7 @@ class JobState:
     def is_recalled(self, wid: int) -> bool:
         """Whether a mirror may still say what it kept of this worker."""
         since = self.workers[wid].recalled
-        return since is not None and self.now - since < RECALL_LIMIT
+        return since is not None and self.waited(since) < RECALL_LIMIT
 
     def by_agent(self, wids: Iterable[int]) -> dict[str, list[int]]:
         """Return the workers of each agent that is not gone."""

@@ -22,26 +22,40 @@ def create_groups(config: WorkerConfig) -> Groups:
     """Return the process groups of this worker, without peers yet."""
     device = torch.device("cpu")
     if config.backend == "nccl":
-        device = _own_gpu(config.wid)
+        device = _own_gpu(config.host)
     store = dist.TCPStore(config.store_host, config.store_port, is_master=False)
     groups = Groups(backend=config.backend, device=device, store=store, wid=config.wid)
     groups.initialise(config.world_size)
     return groups
 
 
-def _own_gpu(wid: int) -> torch.device:
-    """Return the GPU of this process; several workers may share one.
-
-    NCCL refuses two ranks of one host on one card; with an id of its own each counts as a host and
-    they talk through sockets.
-    """
+def _own_gpu(host: str) -> torch.device:
+    """Return the GPU of this process; several workers may share one."""
     count = torch.cuda.device_count()
     local = int(os.environ["LOCAL_RANK"])
-    if int(os.environ["KEEPSTEP_LOCAL_SLOTS"]) > count:
-        os.environ.setdefault("NCCL_HOSTID", f"keepstep-{wid}")
+    slots = int(os.environ["KEEPSTEP_LOCAL_SLOTS"])
+    if slots > count:
+        os.environ.setdefault("NCCL_HOSTID", nccl_host(host, local, count))
+    if local >= count:
+        print(
+            f"keepstep: {count} GPUs for {slots} processes on this host: process {local} shares "
+            f"GPU {local % count}, and NCCL reaches it through sockets. With as many GPUs as "
+            "workers and spares together nothing is shared.",
+            file=sys.stderr,
+        )
     device = torch.device("cuda", local % count)
     torch.cuda.set_device(device)
     return device
+
+
+def nccl_host(host: str, local: int, gpus: int) -> str:
+    """Return which host this process belongs to in NCCL's eyes, where processes share GPUs.
+
+    NCCL refuses two ranks of one host on one card. So those that find a card of their own stay one
+    host, with the links between its cards, and each further round of processes is another, which is
+    reached through sockets.
+    """
+    return f"keepstep-{host}-{local // gpus}"
 
 
 def make_endpoints(config: WorkerConfig) -> Endpoints | None:

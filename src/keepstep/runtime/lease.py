@@ -23,6 +23,14 @@ class Lease:
         """Seconds that the workers may go on without news of the coordinator."""
         return max(0.0, self.until - time.monotonic())
 
+    def until_after(self, woke: float) -> float:
+        """Return when to fence the workers, after this host went on at ``woke``.
+
+        The coordinator gets a whole lease to answer. What the workers compute meanwhile they do not
+        use before the lease is extended (``AgentLink.has_lease``).
+        """
+        return max(self.until, woke + self.times.lease)
+
     def extend(self, since: float, workers: Iterable[ProgressRecord]) -> None:
         """Count the lease from ``since`` on and let the workers know."""
         self.until = max(self.until, since + self.times.lease)

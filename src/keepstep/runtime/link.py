@@ -2,7 +2,8 @@
 
 The side thread reads orders, publishes that it runs (so that a held interpreter lock shows) and
 watches the lease: when the agent lost the job for too long, the worker ends itself before it can
-compute another step in a generation that the others have left.
+compute another step in a generation that the others have left. Where the host was suspended for
+longer than the lease, the training thread uses nothing before the lease is extended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import time
 import traceback
 from collections.abc import Callable
 
-from keepstep.runtime.progress import ProgressRecord, Slot
+from keepstep.runtime.pauses import Pauses
+from keepstep.runtime.progress import Phase, ProgressRecord, Slot
 from keepstep.runtime.protocol import (
     Halt,
     Message,
@@ -26,8 +28,10 @@ from keepstep.runtime.protocol import (
     from_json,
     to_json,
 )
+from keepstep.runtime.settings import Times
 
 BEATS = 4  # signs of life of the side thread in the time of one patience
+LEASE_LOOK = 0.01  # seconds between two looks at a lease that has ended
 SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
 
 
@@ -60,6 +64,7 @@ class AgentLink:
         self.halt: Halt | None = None
         self.snapshot_every: SnapshotEvery | None = None
         self._buffer = bytearray()
+        self._pauses = Pauses()
         threading.Thread(target=self._run, name="keepstep-side", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -79,7 +84,10 @@ class AgentLink:
         while True:
             self._progress[Slot.SIDE] = time.monotonic_ns()
             self._progress[Slot.SEQUENCE] = self._sequence()
-            pause = min(self._beat(), self._obey_lease())
+            now = time.monotonic()
+            self._pauses.look(now)
+            pause = min(self._beat(), self._obey_lease(now))
+            self._pauses.will_look(now, pause)
             ready, _, _ = select.select([self._connection], [], [], pause)
             if ready and not self._read():
                 os.kill(os.getpid(), signal.SIGKILL)  # the agent is gone: fence ourselves
@@ -87,15 +95,34 @@ class AgentLink:
     def _beat(self) -> float:
         return min(LONGEST_BEAT, max(SHORTEST_BEAT, self._progress[Slot.PATIENCE] / 1e9 / BEATS))
 
-    def _obey_lease(self) -> float:
+    def _obey_lease(self, now: float) -> float:
         """Return the seconds that are left of the lease; end this process if there are none."""
-        lease = self._progress[Slot.LEASE]
+        lease = self._progress[Slot.LEASE] / 1e9
         if not lease:
             return LONGEST_BEAT
-        left = lease - time.monotonic_ns()
-        if left < 0:
+        if now > lease:
+            times = Times(patience=self._progress[Slot.PATIENCE] / 1e9, median_step=0.0)
+            lease = max(lease, self._pauses.woke + times.lease)
+        if now > lease:
             os.kill(os.getpid(), signal.SIGKILL)
-        return max(0.0, left / 1e9)
+        return max(0.0, lease - now)
+
+    def wait_for_lease(self) -> None:
+        """Let the training thread use what it computed only while this host is part of the job.
+
+        After a pause it may not be: either the lease is extended, or this process is killed.
+        """
+        if self._has_lease():
+            return
+        phase = Phase(self._progress[Slot.PHASE])
+        self._progress.enter(Phase.WAITING)
+        while not self._has_lease():
+            time.sleep(LEASE_LOOK)
+        self._progress.enter(phase)
+
+    def _has_lease(self) -> bool:
+        lease = self._progress[Slot.LEASE]
+        return not lease or time.monotonic_ns() <= lease
 
     def _read(self) -> bool:
         data = self._connection.recv(1 << 16)

@@ -27,8 +27,9 @@ from keepstep.runtime import reports
 from keepstep.runtime.blame import on_judged, replace_blamed
 from keepstep.runtime.changes import begin_change
 from keepstep.runtime.exits import on_exited
-from keepstep.runtime.hosts import agent_is_gone, fill
+from keepstep.runtime.hosts import agent_is_gone, fence_forgotten, fill
 from keepstep.runtime.job_state import JobState
+from keepstep.runtime.pauses import HELD_UP
 from keepstep.runtime.phases import go_on
 from keepstep.runtime.roster import Agent, Phase, Worker
 from keepstep.runtime.watch import (
@@ -39,7 +40,7 @@ from keepstep.runtime.watch import (
     unexplained_failures,
 )
 
-HELD_UP = 1.0  # seconds without a tick: what agents have said meanwhile is to be read first
+LONGEST_TICK = 0.25  # seconds between two ticks
 ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 
@@ -73,6 +74,8 @@ class Membership(JobState):
             workers=hello.workers,
             spares=hello.spares,
         )
+        if known is None:
+            fence_forgotten(self, hello.agent, hello.wids)
         times = self.grant_lease(agent)
         welcome = p.Welcome(
             sent=hello.sent,
@@ -201,12 +204,24 @@ class Membership(JobState):
             worker.recalled, worker.known = None, message.entry
             self.changed = True
 
+    def _notice_pause(self, now: float) -> None:
+        """Give everybody time to be heard after this process has been held up.
+
+        Perhaps they were as well: a whole job can be suspended. None of them uses what it computes
+        after its lease has ended, so it costs nothing but time to believe in them a little longer.
+        """
+        late, self.ticked = now - self.ticked - LONGEST_TICK, now
+        if late > HELD_UP:
+            self.woke = now
+            for agent in self.agents.values():
+                agent.leased_until = max(agent.leased_until, now + self.times.lease)
+
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
-        held_up, self.ticked = now - self.ticked > HELD_UP, now
+        self._notice_pause(now)
         for agent in list(self.agents.values()):
-            if now > agent.leased_until + FENCE_MARGIN and not held_up:
+            if now > agent.leased_until + FENCE_MARGIN:
                 agent_is_gone(self, agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             unexplained_failures(self, now)
@@ -215,5 +230,5 @@ class Membership(JobState):
         elif self.phase is Phase.HALTING and self.change is not None:
             overdue_halt(self, now)
         elif self.phase is Phase.FORMING:
-            overdue_form(self, now)
+            overdue_form(self)
         go_on(self)

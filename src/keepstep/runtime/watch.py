@@ -134,7 +134,7 @@ def unexplained_failures(job: JobState, now: float) -> None:
         return
     if job.failed_since is None:
         job.failed_since = now
-    if now - job.failed_since > PEER_GRACE:
+    if job.waited(job.failed_since) > PEER_GRACE:
         job.failed_since = None
         first = job.workers[failed[0]].failed
         assert first is not None
@@ -149,7 +149,7 @@ def overdue_halt(job: JobState, now: float) -> None:
     limit = job.times.leave_step
     if change.at_step is not None:
         limit += 10 * job.median_step + 10 * job.times.patience
-    if now - change.began <= limit:
+    if job.waited(change.began) <= limit:
         return
     for wid in job.alive(job.members):
         worker = job.workers[wid]
@@ -158,7 +158,7 @@ def overdue_halt(job: JobState, now: float) -> None:
             continue  # a host that is silent as a whole: its lease decides
         if worker.fencing or (worker.proposal and worker.proposal.generation == job.generation):
             continue
-        if now - _could_leave(job, worker, change) <= limit:
+        if job.waited(_could_leave(job, worker, change)) <= limit:
             continue
         evidence = f"did not leave its step within {limit:.1f} s"
         record_fault(job, wid, "hang", "replace", change.began, evidence=evidence)
@@ -178,9 +178,9 @@ def _could_leave(job: JobState, worker: Worker, change: Change) -> float:
     return max(change.began, job.form_began + job.times.form)
 
 
-def overdue_form(job: JobState, now: float) -> None:
+def overdue_form(job: JobState) -> None:
     """Fence the members that have not entered the new generation in time."""
-    if now - job.form_began <= job.times.form_and_transfer:
+    if job.waited(job.form_began) <= job.times.form_and_transfer:
         return
     for wid in job.alive(job.members):
         if job.workers[wid].formed != job.generation:

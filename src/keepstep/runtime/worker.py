@@ -117,6 +117,7 @@ class Supervision:
             HaltedError: the generation is being left; an aborted collective returns garbage.
         """
         self.groups.check()
+        self._link.wait_for_lease()
         halt = self._link.halt_after(self.generation)
         if halt is not None and halt.at_step is None:
             raise HaltedError

@@ -1,6 +1,7 @@
-"""Measure recoveries with NCCL on one GPU: several ranks share the card, each a host to NCCL.
+"""Measure recoveries with NCCL: on one GPU, which several ranks share, or on two with their link.
 
-    python docs/evidence/gpu/recovery/measure.py OUT.json [--repeats N] [--incidents DIR]
+    python docs/evidence/gpu/recovery/measure.py OUT.json [--cards N] [--repeats N]
+        [--incidents DIR]
 
 Needs PyTorch 2.15 with CUDA and the ``keepstep`` command's module on the path. Each row is one
 ``keepstep run`` of jobs/bytelm.py; results are written after every run. With ``--incidents DIR``
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +29,7 @@ STEPS = 60
 FAULTS = ["kill@30:1", "stop@30:1", "hang@30:2", "gil@30:1", "raise@30:1", "segv@30:0", "exit@30:2"]
 DOUBLE = ["kill@30:1", "kill@30:2"]
 BY_NAME = ["kill@30:spare", "kill@30:coordinator"]
+LINK = re.compile(r"via (P2P/\S+|NET/\S+|SHM/\S+)")  # what NCCL says of a channel when asked
 FAST_PATH = {"TORCH_NCCL2_RECONFIGURE_SHRINK_GROW": "1"}
 
 
@@ -34,6 +38,7 @@ class Row:
     """One run."""
 
     faults: list[str]
+    workers: int = 3
     spares: int = 1
     extra: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
@@ -57,13 +62,30 @@ def plan(repeats: int) -> Iterator[Row]:
         yield Row(faults=["kill@30:1"], variables=FAST_PATH)
 
 
+def plan_for_two(repeats: int) -> Iterator[Row]:
+    """Yield what is run where each of two workers has a card and a spare shares the first."""
+    told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,P2P,NET"}
+    wait = ("--on-loss", "wait")
+    yield Row(workers=2, faults=[], spares=0)
+    yield Row(workers=2, faults=["raise@30:1"], variables=told)
+    yield Row(workers=2, faults=["kill@30:0"], variables=told)
+    yield Row(workers=2, faults=["kill@30:1"], spares=0, extra=wait, variables=told)
+    yield Row(workers=2, faults=["hang@30:1"], spares=0, extra=("--on-loss", "shrink"))
+    yield Row(workers=2, faults=["kill@30:1"], spares=0, extra=("--on-loss", "shrink"))
+    for _ in range(repeats):
+        yield Row(workers=2, faults=["raise@30:1"])
+        yield Row(workers=2, faults=["kill@30:0"])
+        yield Row(workers=2, faults=["stop@30:0"])
+        yield Row(workers=2, faults=["kill@30:1"], spares=0, extra=wait)
+
+
 def run_once(row: Row, incidents: Path) -> dict[str, Any]:
     """Return the summary of one run, with its exit code and the tail of its output."""
     with tempfile.TemporaryDirectory() as folder:
         summary, events = Path(folder) / "summary.json", Path(folder) / "events.jsonl"
         command = [
             sys.executable, "-c", "from keepstep.cli.main import main; main()",
-            "run", "--backend", "nccl", "--workers", "3", "--spares", str(row.spares),
+            "run", "--backend", "nccl", "--workers", str(row.workers), "--spares", str(row.spares),
             "--summary", str(summary), "--events", str(events), "--incidents", str(incidents),
             *row.extra, *(part for fault in row.faults for part in ("--inject", fault)),
             *row.script,
@@ -84,6 +106,8 @@ def run_once(row: Row, incidents: Path) -> dict[str, Any]:
             "faults": row.faults,
             "script": row.script[0],
             "variables": row.variables,
+            "extra": [f"--workers={row.workers}", f"--spares={row.spares}", *row.extra],
+            "links": dict(Counter(LINK.findall(done.stdout + done.stderr))),
             "exit_code": done.returncode,
             "wall_s": round(time.monotonic() - began, 1),
             "summary": facts,
@@ -152,6 +176,7 @@ def main() -> None:
     """Run everything that fits into the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--cards", type=int, choices=(1, 2), default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--incidents", type=Path, help="keep what the faults left here")
@@ -159,7 +184,8 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     report: dict[str, Any] = {"environment": environment(), "runs": []}
     kept = options.incidents or Path(tempfile.mkdtemp())
-    for number, row in enumerate(plan(options.repeats)):
+    rows = plan_for_two if options.cards == 2 else plan
+    for number, row in enumerate(rows(options.repeats)):
         if time.monotonic() > deadline:
             break
         report["runs"].append(run_once(row, kept / f"run-{number:02}"))
