@@ -288,6 +288,31 @@ def test_a_coordinator_that_was_held_up_hears_its_agents_before_it_gives_them_up
     assert len(sim.forms) == before
 
 
+def test_snapshots_that_were_taken_while_the_coordinator_was_away_can_be_gone_back_to() -> None:
+    sim = one_host(workers=2, spares=1, steps=60, snapshots_every=4)
+    sim.until_step(6)
+    sim.crash_coordinator()
+    sim.until_step(21)
+    sim.restart_coordinator()
+    newest = sim.job.snapshots.newest()
+    assert newest is not None
+    assert newest.committed == 20
+    completed(sim)
+
+
+def test_snapshots_of_steps_that_are_repeated_are_not_told_again() -> None:
+    sim = one_host(workers=3, spares=1, steps=60, snapshots_every=4)
+    sim.until_step(10)
+    worker = sim.worker(1)
+    worker.base = "flipped"
+    sim.until(lambda: len(sim.forms) == 2 and sim.job.phase is Phase.LIVE)
+    assert sim.forms[1].source == "snapshot"
+    before = len(sim.forms)
+    sim.restart_coordinator()
+    completed(sim)
+    assert len(sim.forms) == before
+
+
 def test_restarts_all_the_time_cost_nothing() -> None:
     sim = several_hosts(hosts=2, workers=2, spares=1, steps=40)
     for _ in range(200):

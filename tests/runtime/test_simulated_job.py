@@ -23,6 +23,7 @@ from keepstep.runtime.membership import Membership
 from keepstep.runtime.progress import Phase as Doing
 from keepstep.runtime.roster import Phase
 from keepstep.runtime.settings import Settings
+from keepstep.runtime.snapshots import KEPT
 
 ROUND = 0.1  # seconds; members that can commit one step a round
 FRAME = 8  # messages that arrive in one piece, at most
@@ -51,6 +52,7 @@ class SimulatedWorker:
     quiet_since: float = 0.0
     told_resumed: bool = True
     standing: dict[str, p.Message] = field(default_factory=dict)
+    taken: list[p.SnapshotTaken] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -125,7 +127,9 @@ class SimulatedJob:
         """Have the agent (re)connect and say what its workers said last."""
         agent = self.agents[name]
         agent.connected = True
-        standing = [m for w in agent.running.values() for m in w.standing.values()]
+        standing: list[p.Message] = []
+        for worker in agent.running.values():
+            standing += [*worker.standing.values(), *worker.taken[-KEPT:]]
         hello = p.Hello(
             agent=name,
             host=name,
@@ -303,6 +307,9 @@ class SimulatedJob:
             for wid in message.members:
                 if wid in agent.running:
                     self.begin_forming(agent.running[wid], message)
+            for worker in agent.running.values():
+                kept = [taken for taken in worker.taken if taken.committed <= message.start_step]
+                worker.taken = kept
         elif isinstance(message, p.Recall):
             for wid in message.wids:
                 lost = self.worker(wid)
@@ -412,17 +419,16 @@ class SimulatedJob:
         members = self.forms[-1].members
         rank = members.index(worker.wid)
         self.saved[worker.digest] = worker.base
-        self.say(
-            worker.agent,
-            p.SnapshotTaken(
-                wid=worker.wid,
-                rank=rank,
-                committed=worker.committed,
-                digest=worker.digest if digest is None else digest,
-                payload=rank in (0, len(members) - 1),
-                seconds=0.001,
-            ),
+        taken = p.SnapshotTaken(
+            wid=worker.wid,
+            rank=rank,
+            committed=worker.committed,
+            digest=worker.digest if digest is None else digest,
+            payload=rank in (0, len(members) - 1),
+            seconds=0.001,
         )
+        worker.taken.append(taken)
+        self.say(worker.agent, taken)
 
     def commit(self, worker: SimulatedWorker) -> None:
         """A worker completes one step."""

@@ -210,6 +210,7 @@ class Agent:
         elif isinstance(message, p.Form):
             self.generation, self.members = message.generation, message.members
             self._processes.pass_on(message.members, message)
+            self._processes.forget_snapshots(message.start_step)
             self._mirror.follow(*message.mirrors.get(self.config.name, ("", [])))
         elif isinstance(message, p.Recall):
             for wid in message.wids:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import worker_environment
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
+from keepstep.runtime.snapshots import KEPT
 
 _KEPT = ("Launched", "Joined", "Ready")  # of what a worker says, what stays true
 _LAST = ("Proposal", "Formed", "FormFailed", "StepFailed", "Done")  # only the newest is true
@@ -39,6 +41,7 @@ class WorkerProcess:
     progress: ProgressRecord
     born: float
     standing: dict[str, p.Message] = field(default_factory=dict)
+    snapshots: deque[p.SnapshotTaken] = field(default_factory=lambda: deque(maxlen=KEPT))
     exited: p.Exited | None = None
     fenced: bool = False
     buffer: bytearray = field(default_factory=bytearray)
@@ -76,7 +79,17 @@ class Processes:
 
     def standing(self) -> list[p.Message]:
         """Return what the workers said last, for a coordinator that may not have heard it."""
-        return [message for w in self.workers.values() for message in w.standing.values()]
+        found: list[p.Message] = []
+        for worker in self.workers.values():
+            found += worker.standing.values()
+            found += worker.snapshots
+        return found
+
+    def forget_snapshots(self, after: int) -> None:
+        """Forget those of steps after the first ``after``: they are about to be done again."""
+        for worker in self.workers.values():
+            kept = [taken for taken in worker.snapshots if taken.committed <= after]
+            worker.snapshots = deque(kept, maxlen=KEPT)
 
     # --- start and end --------------------------------------------------------------------------
 
@@ -235,6 +248,8 @@ class Processes:
             for other in _LAST:
                 worker.standing.pop(other, None)
             worker.standing[name] = message
+        elif isinstance(message, p.SnapshotTaken):
+            worker.snapshots.append(message)
         self._say(message)
 
 

@@ -117,8 +117,8 @@ class SnapshotRegistry:
     def to_rows(self) -> dict[str, list[Any]]:
         """Return the snapshots that can be gone back to as JSON values, by count.
 
-        Those that not all ranks have reported are left out: a report that was under way when a
-        coordinator died is not repeated.
+        Those that not all ranks have reported are left out: agents repeat to the next coordinator
+        what their workers said of the newest ones.
         """
         return {str(count): _row(count, e) for count, e in self._entries.items() if e.agreed}
 

@@ -1,4 +1,4 @@
-"""Print the table of docs/evidence/gpu/recovery/README.md from results.json.
+"""Print a table of docs/evidence/gpu/recovery/README.md from results.json or two_cards.json.
 
 python docs/evidence/gpu/recovery/table.py docs/evidence/gpu/recovery/results.json
 """
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 
+TOLD = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")  # they change what is said, not what is done
+
+
 def rows_of(report: dict[str, Any]) -> list[list[str]]:
     """Return one row for each kind of run: medians and the worst."""
     wanted = report["runs"][0]["summary"]["state_sha256"]
@@ -19,13 +22,15 @@ def rows_of(report: dict[str, Any]) -> list[list[str]]:
     for run in report["runs"][1:]:
         found = run["summary"]["recoveries"]
         action = found[0]["action"] if found else "none needed"
+        if action == "replace" and "wait" in run.get("extra", ()):
+            action = "replace, after a wait for a new process"
         groups.setdefault((name_of(run), action), []).append(run)
     return [[*key, *describe(runs, wanted)] for key, runs in groups.items()]
 
 
 def name_of(run: dict[str, Any]) -> str:
     """Return the faults of a run and what else was special about it."""
-    special = [name for name, _ in sorted(run["variables"].items())]
+    special = [name for name, _ in sorted(run["variables"].items()) if name not in TOLD]
     if run["script"] != "jobs/bytelm.py":
         special.append(run["script"])
     return " + ".join(run["faults"]) + (f" ({', '.join(special)})" if special else "")

@@ -1,7 +1,8 @@
 # Rehearse PyTorch 2.14.1 to 2.15.0 on a machine with GPUs and no package index, in sittings.
 # Usage: on_device.sh prepare | drills | sit SECONDS | collect
 # Variables: W a folder that stays between the calls; NEW and OLD folders whose env.sh puts a PyTorch on
-# PYTHONPATH; OUT gets results; PLAN the plan, plan.toml (one GPU for two ranks) or two_cards.toml. .whl holds wheels of what keepstep needs, and the repository is here.
+# PYTHONPATH; OUT gets results; PLAN the plan, plan.toml (one GPU for two ranks) or two_cards.toml.
+# .whl holds wheels of what keepstep needs, and the repository is here.
 : ${W:?} ${NEW:?} ${OLD:?} ${OUT:?}
 export XDG_CACHE_HOME=$W/c XDG_CONFIG_HOME=$W/k XDG_STATE_HOME=$W/s PYTHONUNBUFFERED=1
 REPO=$W/repo R=$W/rehearsal
