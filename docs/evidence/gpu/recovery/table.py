@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 TOLD = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS")  # they change what is said, not what is done
 
 
