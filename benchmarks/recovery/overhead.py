@@ -1,9 +1,11 @@
-"""What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--rounds N]``.
+"""What supervision costs a healthy step: ``python -m benchmarks.recovery.overhead [--sessions N]``.
 
 The same script runs under `keepstep run` and under plain torchrun, all at once; but one after
 another runs for a turn of some seconds while every process of the others is suspended (SIGSTOP).
 So a round compares runs within seconds of each other, and a slow spell of the machine does not
-pass for a cost. A second torchrun run shows how much the ratios vary by themselves.
+pass for a cost. A run keeps the memory that it happened to get, and with it a speed of its own; so
+all are started anew in each session, and a session counts once, with the median of its rounds. A
+second torchrun run shows how much the ratios vary by themselves.
 
 A turn gives the mean time of its steps, so that what happens once a second counts as well, and the
 processor time of all processes, with how much of it was not training: launcher, agent, coordinator,
@@ -24,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.recovery.between import read
 from benchmarks.recovery.job import TRAINING, Job, end_on_sigterm, processes_of
@@ -39,7 +42,7 @@ ENDLESS = 1_000_000  # steps; the benchmark ends the runs
 SKIPPED = 10  # steps of each run before the first turn
 SETTLING = 0.5  # seconds of each turn that are not counted: caches fill, those suspended are missed
 GOAL = 1.01  # times the base's step
-ENOUGH = 10  # rounds
+ENOUGH = 10  # sessions
 LOOK = 0.1  # seconds between two looks at the marks, before and after the turns
 STARTING = 120.0  # seconds for a run to begin
 WALL, PROCESSOR = "time of a step", "processor time of a step"
@@ -148,44 +151,46 @@ class Runner:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the rounds that are missing; print the ratios."""
+    """Run the sessions that are missing; print the ratios."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery.overhead", description=__doc__
     )
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--sessions", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=6, help="of a session")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
     parser.add_argument("--out", type=Path, default=Path("overhead.json"), help="results, as JSON")
     options = parser.parse_args(arguments)
     end_on_sigterm()
     try:
-        results = Results.open(options.out, {**machine(), "seconds": options.seconds})
+        settings = {"rounds": options.rounds, "seconds": options.seconds}
+        results = Results.open(options.out, {**machine(), **settings})
     except ValueError as error:
         parser.error(str(error))
-    missing = range(len(turns_in(results.records)), options.rounds)
-    if missing:
-        measure(results, missing, options.seconds)
+    for number in range(len(results.records), options.sessions):
+        results.add(session(number, options.rounds, options.seconds))
     print(render(results.records), end="")
     return 0
 
 
-def measure(results: Results, rounds: range, seconds: float) -> None:
-    """Add these rounds to the results, and what lies between steps."""
-    with running() as runners:
-        for number in rounds:
-            found = {name: runners[name].take_turn(seconds) for name in in_turn(number)}
-            results.add({"turns": found})
-            texts = [f"{name} {found[name][WALL] * 1000:.2f} ms" for name in VARIANTS]
-            say(f"round {number + 1}: {', '.join(texts)}")
-        results.add({"between": {name: runners[name].ask_between() for name in VARIANTS}})
+def session(number: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return the rounds of new runs, and what lies between their steps."""
+    with running(in_turn(number)) as runners:
+        turns = []
+        for each in range(rounds):
+            turns.append({name: runners[name].take_turn(seconds) for name in in_turn(each)})
+        between = {name: runners[name].ask_between() for name in VARIANTS}
+    texts = [f"{name} {_over_base(turns, name, WALL) - 1:+.1%}" for name in VARIANTS]
+    say(f"session {number + 1}: {', '.join(texts)}")
+    return {"turns": turns, "between": between}
 
 
 @contextlib.contextmanager
-def running() -> Iterator[dict[str, Runner]]:
-    """Start a run of each variant, one after another; end them afterwards."""
+def running(names: Sequence[str]) -> Iterator[dict[str, Runner]]:
+    """Start these variants, one after another; end them afterwards."""
     runners: dict[str, Runner] = {}
     with tempfile.TemporaryDirectory(prefix="keepstep-benchmark-") as folder:
         try:
-            for number, name in enumerate(VARIANTS):
+            for number, name in enumerate(names):
                 place = Path(folder) / str(number)
                 place.mkdir()
                 runners[name] = Runner(name, Job(place))
@@ -197,51 +202,50 @@ def running() -> Iterator[dict[str, Runner]]:
 
 
 def in_turn(number: int) -> list[str]:
-    """Return the variants of a round, beginning with another one each time."""
+    """Return the variants of a round or session, beginning with another one each time."""
     names = list(VARIANTS)
     start = number % len(names)
     return names[start:] + names[:start]
 
 
-Record = Mapping[str, Mapping[str, Mapping[str, float]]]
 Round = Mapping[str, Mapping[str, float]]  # by variant, by what was measured
+Record = Mapping[str, Any]  # of one session: "turns" a list of rounds, "between" like a round
 
 
-def turns_in(records: Sequence[Record]) -> list[Round]:
-    """Return the rounds among the records."""
-    return [record["turns"] for record in records if "turns" in record]
+def _over_base(turns: Sequence[Round], name: str, what: str) -> float:
+    """Return what was measured of the variant over the base's: the median of a session."""
+    return statistics.median(each[name][what] / each[BASE][what] for each in turns)
 
 
-def ratios(rounds: Sequence[Round], name: str, what: str) -> list[float]:
-    """Return what was measured of the variant over the base's, for each round."""
-    return [each[name][what] / each[BASE][what] for each in rounds]
+def ratios(records: Sequence[Record], name: str, what: str) -> list[float]:
+    """Return what was measured of the variant over the base's, for each session."""
+    return [_over_base(record["turns"], name, what) for record in records]
 
 
 def render(records: Sequence[Record]) -> str:
     """Return the report as Markdown."""
-    rounds = turns_in(records)
-    between = [record["between"] for record in records if "between" in record]
-    tables = [_table(rounds, what) for what in (WALL, PROCESSOR)]
-    step = statistics.median(each[BASE][WALL] for each in rounds)
-    return "\n".join([*tables, _beside(rounds), _between(between, step)])
+    tables = [_table(records, what) for what in (WALL, PROCESSOR)]
+    return "\n".join([*tables, _beside(records), _between(records)])
 
 
-def _between(found: Sequence[Round], step: float) -> str:
-    """Return what lies between two steps, as a share of a torchrun step of that many seconds."""
+def _between(records: Sequence[Record]) -> str:
+    """Return what lies between two steps, as a share of a torchrun step."""
+    step = statistics.median(e[BASE][WALL] for record in records for e in record["turns"])
     lines = [
         "Between two steps of the slowest rank: processor time of the training thread, and time "
-        f"(medians of the run), as a share of the median {WALL} under {BASE}.",
+        f"(medians), as a share of the median {WALL} under {BASE}.",
         "",
         "| variant | processor time | time |",
         "|---|---|---|",
     ]
     for name in VARIANTS:
-        shares = [statistics.median(e[name][what] for e in found) / step for what in (BETWEEN, GAP)]
-        lines.append(f"| {name} | {' | '.join(f'{share:.2%}' for share in shares)} |")
+        found = [[record["between"][name][what] for record in records] for what in (BETWEEN, GAP)]
+        shares = [f"{statistics.median(each) / step:.2%}" for each in found]
+        lines.append(f"| {name} | {' | '.join(shares)} |")
     return "\n".join(lines) + "\n"
 
 
-def _beside(rounds: Sequence[Round]) -> str:
+def _beside(records: Sequence[Record]) -> str:
     """Return what is not training as a share of the processor time of a torchrun step."""
     lines = [
         f"The {BESIDE}, as a share of all processor time of a step under {BASE}.",
@@ -250,23 +254,29 @@ def _beside(rounds: Sequence[Round]) -> str:
         "|---|---|---|",
     ]
     for name in VARIANTS:
-        shares = [each[name][BESIDE] / each[BASE][PROCESSOR] for each in rounds]
+        shares = [
+            statistics.median(
+                each[name][BESIDE] / each[BASE][PROCESSOR] for each in record["turns"]
+            )
+            for record in records
+        ]
         low, middle, high = _quartiles(shares)
         lines.append(f"| {name} | {middle:.2%} | {low:.2%} - {high:.2%} |")
     return "\n".join(lines) + "\n"
 
 
-def _table(rounds: Sequence[Round], what: str) -> str:
+def _table(records: Sequence[Record], what: str) -> str:
+    rounds = sum(len(record["turns"]) for record in records)
     lines = [
-        f"The {what}, over that of {BASE} in the same round; {len(rounds)} rounds.",
+        f"The {what}, over that of {BASE}; {len(records)} sessions with {rounds} rounds.",
         "",
-        "| variant | median | quartiles | 95 % of the medians | ms |",
+        "| variant | median | quartiles | where the median lies (95 %) | ms |",
         "|---|---|---|---|---|",
     ]
     for name in VARIANTS:
-        values = [each[name][what] for each in rounds]
-        lines.append(_row(name, ratios(rounds, name, what), values))
-    goals = [goal(rounds, n, what) for n in VARIANTS if "keepstep" in n]
+        values = [each[name][what] for record in records for each in record["turns"]]
+        lines.append(_row(name, ratios(records, name, what), values))
+    goals = [goal(records, n, what) for n in VARIANTS if "keepstep" in n]
     return "\n".join([*lines, "", *goals]) + "\n"
 
 
@@ -296,12 +306,12 @@ def interval(found: Sequence[float]) -> tuple[float, float]:
     return ordered[low], ordered[high]
 
 
-def goal(rounds: Sequence[Round], name: str, what: str) -> str:
+def goal(records: Sequence[Record], name: str, what: str) -> str:
     """Return whether the variant costs at most one percent."""
-    median = statistics.median(ratios(rounds, name, what))
+    median = statistics.median(ratios(records, name, what))
     verdict = "met" if median <= GOAL else "missed"
-    if len(rounds) < ENOUGH:
-        verdict = f"inconclusive (n = {len(rounds)}, wanted {ENOUGH})"
+    if len(records) < ENOUGH:
+        verdict = f"inconclusive (n = {len(records)}, wanted {ENOUGH})"
     return f"- {name}, {what}: at most {(GOAL - 1):.0%} more: {verdict}, {median - 1:+.2%}"
 
 

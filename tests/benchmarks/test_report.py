@@ -111,7 +111,7 @@ def test_results_are_continued_only_with_what_they_were_made_with(tmp_path: Any)
 # Overhead.
 
 
-def rounds(ratio: float, count: int) -> list[dict[str, dict[str, float]]]:
+def sessions(ratio: float, count: int) -> list[dict[str, Any]]:
     def of(name: str) -> dict[str, float]:
         wall = 0.1 * ratio if "keepstep" in name else 0.1
         return {
@@ -120,7 +120,11 @@ def rounds(ratio: float, count: int) -> list[dict[str, dict[str, float]]]:
             overhead.BESIDE: 0.001,
         }
 
-    return [{name: of(name) for name in overhead.VARIANTS} for _ in range(count)]
+    odd = {name: {**of(name), overhead.WALL: 0.3} for name in overhead.VARIANTS}
+    odd[overhead.BASE] = of(overhead.BASE)
+    turns = [odd, *({name: of(name) for name in overhead.VARIANTS} for _ in range(3))]
+    asked = {overhead.BETWEEN: 0.0003, overhead.GAP: 0.0004}
+    return [{"turns": turns, "between": dict.fromkeys(overhead.VARIANTS, asked)}] * count
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def rounds(ratio: float, count: int) -> list[dict[str, dict[str, float]]]:
     [(1.005, 10, "met"), (1.02, 10, "missed"), (1.0, 9, "inconclusive")],
 )
 def test_overhead_is_the_median_of_ratios(ratio: float, count: int, verdict: str) -> None:
-    assert verdict in overhead.goal(rounds(ratio, count), "keepstep, no spare", overhead.WALL)
+    assert verdict in overhead.goal(sessions(ratio, count), "keepstep, no spare", overhead.WALL)
 
 
 def test_each_round_begins_with_another_variant() -> None:
@@ -137,9 +141,8 @@ def test_each_round_begins_with_another_variant() -> None:
     assert sorted(overhead.in_turn(3)) == sorted(overhead.VARIANTS)
 
 
-def test_one_round_is_enough_to_print() -> None:
-    asked = {overhead.BETWEEN: 0.0003, overhead.GAP: 0.0004}
-    records = [{"turns": rounds(1.02, 1)[0]}, {"between": dict.fromkeys(overhead.VARIANTS, asked)}]
+def test_one_session_is_enough_to_print() -> None:
+    records = sessions(1.02, 1)
     wall, processor = overhead.render(records).split("The processor time of a step,")
     assert "| keepstep, 1 spare | 1.0200 |" in wall
     assert "| keepstep, 1 spare | 1.0000 |" in processor

@@ -38,6 +38,15 @@ def public() -> list[Any]:
     return [random.getstate(), name, keys.tobytes(), rest, torch.get_rng_state().tolist()]
 
 
+def test_what_nobody_used_is_captured_as_the_same_object() -> None:
+    first = generators.capture()
+    assert generators.capture() is first
+    torch.rand(1)
+    changed = generators.capture()
+    assert changed is not first
+    assert changed["torch"] != first["torch"]
+
+
 @pytest.mark.parametrize("number", range(len(USES)))
 def test_a_restore_gives_the_state_of_the_capture_after_any_use(number: int) -> None:
     for use in USES[number:] + USES[:number]:

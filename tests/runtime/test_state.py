@@ -531,3 +531,39 @@ def test_buffers_of_every_type_are_watched(dtype: torch.dtype) -> None:
     assert state.is_clean()
     model.get_buffer("extra").copy_(torch.ones(2).to(dtype))
     assert not state.is_clean()
+
+
+def test_a_rank_without_changes_has_the_same_record_object() -> None:
+    state = State({"model": torch.nn.Linear(1, 1)}, per_rank={"counter": Fixed()})
+    first = state.capture_rank()
+    assert state.capture_rank() is first
+    torch.rand(1)
+    second = state.capture_rank()
+    assert second != first
+    state.restore_rank(first)
+    assert state.capture_rank() == first
+
+
+class Fixed:
+    def state_dict(self) -> dict[str, int]:
+        return {"value": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {"value": 3}
+
+
+def test_a_buffer_that_is_registered_later_is_watched() -> None:
+    model = torch.nn.Linear(1, 1)
+    state = State({"model": model})
+    state.mark_clean()
+    model.register_buffer("late", torch.zeros(2))
+    state.mark_clean()
+    assert state.is_clean()
+    assert isinstance(model.late, torch.Tensor)
+    model.late += 1
+    assert not state.is_clean()
+    state.mark_clean()
+    model.late = torch.zeros(3)
+    assert not state.is_clean()
+    state.mark_clean()
+    assert state.is_clean()

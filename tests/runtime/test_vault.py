@@ -25,9 +25,9 @@ def slot_file(folder: Path, wid: int) -> Path:
 
 def test_records_are_read_back_oldest_first(tmp_path: Path) -> None:
     writer = vault.RankRecordWriter(tmp_path, 3)
-    writer.write(4, is_commit=True, data=b"four")
-    writer.write(5, is_commit=False, data=b"five")
-    writer.write(5, is_commit=True, data=b"five")
+    writer.write(4, is_commit=True, state=b"four")
+    writer.write(5, is_commit=False, state=b"five")
+    writer.write(5, is_commit=True, state=b"five")
     assert vault.read_records(tmp_path, 3) == [
         record(4, True, b"four"),
         record(5, False, b"five"),
@@ -39,7 +39,7 @@ def test_only_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     writer = vault.RankRecordWriter(tmp_path, 0)
     for count in range(7):
         for is_commit in (False, True):
-            writer.write(count, is_commit=is_commit, data=b"%d" % count)
+            writer.write(count, is_commit=is_commit, state=b"%d" % count)
     assert {r.count for r in vault.read_records(tmp_path, 0)} == {5, 6}
     assert len(vault.read_records(tmp_path, 0)) == vault.SLOTS
 
@@ -51,7 +51,7 @@ def test_a_worker_that_left_nothing_has_no_records(tmp_path: Path) -> None:
 
 
 def test_a_record_cut_short_anywhere_is_no_record(tmp_path: Path) -> None:
-    vault.RankRecordWriter(tmp_path, 1).write(8, is_commit=True, data=b"the state of a rank")
+    vault.RankRecordWriter(tmp_path, 1).write(8, is_commit=True, state=b"the state of a rank")
     path = slot_file(tmp_path, 1)
     whole = path.read_bytes()
     for length in range(len(whole)):
@@ -59,6 +59,23 @@ def test_a_record_cut_short_anywhere_is_no_record(tmp_path: Path) -> None:
         assert vault.read_records(tmp_path, 1) == []
     path.write_bytes(whole)
     assert vault.read_records(tmp_path, 1) == [record(8, True, b"the state of a rank")]
+
+
+def test_a_state_that_is_still_there_is_not_written_again(tmp_path: Path) -> None:
+    writer, state = vault.RankRecordWriter(tmp_path, 1), b"s" * 5000
+    for number, runs in enumerate((1, 2, 30, 2)):  # notes that need another place for the state too
+        notes = vault.pack_notes([[1, 0, 4, 0, 2, number]] * runs)
+        writer.write(8 + 2 * number, is_commit=True, state=state, notes=notes)
+        (found,) = vault.read_records(tmp_path, 1)
+        assert found == record(8 + 2 * number, True, notes + state)
+    path = slot_file(tmp_path, 1)
+    writer.write(16, is_commit=True, state=state, notes=notes)
+    path.write_bytes(path.read_bytes()[:600] + b"x" * 4000 + path.read_bytes()[4600:])
+    assert vault.read_records(tmp_path, 1) == []
+    writer.write(18, is_commit=True, state=state, notes=notes)
+    assert vault.read_records(tmp_path, 1) == []  # it was left as it lay there
+    writer.write(20, is_commit=True, state=bytes(bytearray(state)), notes=notes)
+    assert vault.read_records(tmp_path, 1) == [record(20, True, notes + state)]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +86,10 @@ def test_a_write_cut_short_over_an_older_record_gives_the_old_the_new_or_none(
 ) -> None:
     old, new = record(8, True, b"as long as the old"), record(8 + (1 << 16), True, new_data)
     writer = vault.RankRecordWriter(tmp_path, 1)
-    writer.write(old.count, is_commit=True, data=old.data)
+    writer.write(old.count, is_commit=True, state=old.data)
     path = slot_file(tmp_path, 1)
     before = path.read_bytes()
-    writer.write(new.count, is_commit=True, data=new.data)
+    writer.write(new.count, is_commit=True, state=new.data)
     after = path.read_bytes()
     for length in range(len(after) + 1):
         path.write_bytes(after[:length] + before[length:])
@@ -81,7 +98,7 @@ def test_a_write_cut_short_over_an_older_record_gives_the_old_the_new_or_none(
 
 def test_a_flipped_bit_never_gives_another_record(tmp_path: Path) -> None:
     written = record(8, True, b"the state")
-    vault.RankRecordWriter(tmp_path, 1).write(8, is_commit=True, data=written.data)
+    vault.RankRecordWriter(tmp_path, 1).write(8, is_commit=True, state=written.data)
     path = slot_file(tmp_path, 1)
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -148,9 +165,10 @@ def test_a_commit_is_preferred_to_an_entry() -> None:
 
 def test_sample_notes_and_state_are_told_apart_whatever_the_state_contains(tmp_path: Path) -> None:
     state = b'{"x": "\\n"}\n\n[1]\n'
-    data = vault.join_record([[1, 0, 4, 0, 2, 8]], state)
-    assert vault.state_in(data) == state
-    vault.RankRecordWriter(tmp_path, 7).write(1, is_commit=True, data=data)
+    notes = vault.pack_notes([[1, 0, 4, 0, 2, 8]])
+    assert vault.state_in(notes + state) == state
+    vault.RankRecordWriter(tmp_path, 7).write(1, is_commit=True, state=state, notes=notes)
+    assert vault.read_records(tmp_path, 7) == [record(1, True, notes + state)]
     assert vault.sample_rows(tmp_path) == [[7, 0, 1, 0, 4, 0, 2, 8]]
 
 
@@ -166,7 +184,7 @@ def test_a_blob_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_rank_record_is_read_by_its_name(tmp_path: Path) -> None:
-    vault.RankRecordWriter(tmp_path, 2).write(9, is_commit=True, data=b"nine")
+    vault.RankRecordWriter(tmp_path, 2).write(9, is_commit=True, state=b"nine")
     assert vault.read_blob(tmp_path, "rank/2/9") == b"nine"
     assert vault.read_blob(tmp_path, "rank/2/8") is None
     assert vault.read_blob(tmp_path, "rank/3/9") is None
@@ -244,7 +262,7 @@ def test_snapshots_that_are_not_kept_are_removed_and_records_stay(tmp_path: Path
     for count in (10, 20, 30):
         vault.write_blob(tmp_path, f"snapshot/{count}/payload", [b"p"])
         vault.write_blob(tmp_path, f"snapshot/{count}/rank/0", [b"r"])
-    vault.RankRecordWriter(tmp_path, 0).write(30, is_commit=True, data=b"d")
+    vault.RankRecordWriter(tmp_path, 0).write(30, is_commit=True, state=b"d")
     vault.drop_snapshots(tmp_path, newest=30, kept=2)
     assert vault.read_blob(tmp_path, "snapshot/10/payload") is None
     assert vault.read_blob(tmp_path, "snapshot/10/rank/0") is None
@@ -261,8 +279,8 @@ def test_a_mirror_gives_the_same_records_and_the_newest_snapshot_record(tmp_path
     away.mkdir()
     writer = vault.RankRecordWriter(home, 12)
     for count in (4, 5):
-        writer.write(count, is_commit=False, data=b"%d" % count)
-        writer.write(count, is_commit=True, data=b"%d" % count)
+        writer.write(count, is_commit=False, state=b"%d" % count)
+        writer.write(count, is_commit=True, state=b"%d" % count)
     for count in (9, 10):
         vault.write_blob(home, f"snapshot/{count}/rank/12", [b"at %d" % count])
     packed = vault.read_blob(home, "mirror/12")
@@ -278,7 +296,7 @@ def test_a_mirror_cut_short_anywhere_never_gives_a_wrong_record(tmp_path: Path) 
     home.mkdir()
     writer = vault.RankRecordWriter(home, 1)
     for count in (4, 5):
-        writer.write(count, is_commit=True, data=b"state %d" % count)
+        writer.write(count, is_commit=True, state=b"state %d" % count)
     whole = vault.read_records(home, 1)
     packed = vault.read_blob(home, "mirror/1")
     assert packed is not None

@@ -118,14 +118,18 @@ def _watch_numpy(numpy: Any) -> tuple[_Watched, Any]:
 
 _python: _Watched | None = None
 _numpy: tuple[_Watched, Any] | None = None
+_newest: Captured = {}
 
 
 def capture() -> Captured:
-    """Return the state of every generator (about 10 kB), settings as plain JSON values."""
-    global _python, _numpy
+    """Return the state of every generator (about 10 kB), settings as plain JSON values.
+
+    The same object as before, if none was used.
+    """
+    global _python, _numpy, _newest
     if _python is None:
         _python = _watch_python()
-    torch_words = _bytes_of(torch.get_rng_state())
+    torch_words = _bytes_of(torch.default_generator.get_state())
     found: Captured = {"python": _python.capture(), "torch": ([], torch_words)}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -134,7 +138,9 @@ def capture() -> Captured:
         found["numpy"] = _numpy[0].capture()
     if torch.cuda.is_initialized():
         found["cuda"] = ([], _bytes_of(torch.cuda.get_rng_state()))
-    return found
+    if found != _newest:
+        _newest = found
+    return _newest
 
 
 def _bytes_of(state: torch.Tensor) -> bytes:

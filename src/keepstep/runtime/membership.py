@@ -40,7 +40,7 @@ from keepstep.runtime.watch import (
     unexplained_failures,
 )
 
-LONGEST_TICK = 0.25  # seconds between two ticks
+LONGEST_TICK = 0.5  # seconds between two ticks
 ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 

@@ -6,6 +6,8 @@ from keepstep.runtime import vault
 from keepstep.runtime.samples import SampleNotes
 from keepstep.runtime.state import State
 
+_NOTHING = (b"", b"")
+
 
 class RankRecords:
     """What would outlive this worker, and what it goes back to when a step is interrupted."""
@@ -13,20 +15,24 @@ class RankRecords:
     def __init__(self, state: State, samples: SampleNotes, writer: vault.RankRecordWriter) -> None:
         """Leave nothing until ``begin``."""
         self._state, self._samples, self._writer = state, samples, writer
-        self.last = b""  # the record of the newest commit
-        self._entry: tuple[int, bytes] = (-1, b"")  # count, record
+        self._last = _NOTHING  # of the newest commit
+        self._entry, self._entered = _NOTHING, -1  # of the newest entry, and its count
         self._entry_is_exact = False  # entry and commit were equal in the newest step
+
+    @property
+    def last(self) -> bytes:
+        """The record of the newest commit."""
+        return b"".join(self._last)
 
     @property
     def last_state(self) -> bytes:
         """The per-rank state at the newest commit."""
-        return vault.state_in(self.last)
+        return self._last[1]
 
     def begin(self, count: int) -> None:
         """Leave the present state as that after ``count`` steps; earlier entries do not count."""
-        self.last = self._capture()
-        self._writer.write(count, is_commit=True, data=self.last)
-        self._entry, self._entry_is_exact = (-1, b""), False
+        self._last = self._leave(count, is_commit=True)
+        self._entry, self._entered, self._entry_is_exact = _NOTHING, -1, False
 
     def note_entry(self, count: int) -> None:
         """Leave the state in the last collective of a step, should this rank die in it.
@@ -34,20 +40,16 @@ class RankRecords:
         Args:
             count: what the step will have committed.
         """
-        data = self._capture()
-        self._entry = (count, data)
-        self._writer.write(count, is_commit=False, data=data)
+        self._entry, self._entered = self._leave(count, is_commit=False), count
 
     def commit(self, count: int) -> None:
         """Leave the state after ``count`` steps."""
-        record = self._capture()
-        self._writer.write(count, is_commit=True, data=record)
-        self._entry_is_exact = self._entry == (count, record)
-        self.last = record
+        self._last = self._leave(count, is_commit=True)
+        self._entry_is_exact = self._entered == count and self._entry == self._last
 
     def known(self, committed: int) -> int:
         """Return the newest count for which this rank's state is known, as the agent finds it."""
-        if self._entry_is_exact and self._entry[0] == committed + 1:
+        if self._entry_is_exact and self._entered == committed + 1:
             return committed + 1
         return committed
 
@@ -55,5 +57,8 @@ class RankRecords:
         """Undo what an interrupted step did to the per-rank state."""
         self._state.restore_rank(self.last_state)
 
-    def _capture(self) -> bytes:
-        return vault.join_record(self._samples.runs, self._state.capture_rank())
+    def _leave(self, count: int, *, is_commit: bool) -> tuple[bytes, bytes]:
+        """Write the present sample notes and state; return both."""
+        notes, state = vault.pack_notes(self._samples.runs), self._state.capture_rank()
+        self._writer.write(count, is_commit=is_commit, state=state, notes=notes)
+        return notes, state

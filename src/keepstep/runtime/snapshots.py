@@ -11,7 +11,8 @@ from keepstep.runtime.decide import Snapshot, outliers
 from keepstep.runtime.protocol import SnapshotTaken
 
 FIRST_INTERVAL = 10  # steps, before the cost is known
-BUDGET = 0.005  # share of the step time that snapshots may cost
+BUDGET = 0.002  # share of the step time that snapshots may cost
+TOO_OFTEN, TOO_SELDOM = 1.2, 0.5  # what is wanted over what is: beyond these it is changed
 KEPT = 3  # snapshots that stay in a vault
 
 
@@ -107,9 +108,10 @@ class SnapshotRegistry:
         """Return a new interval in steps when the measured cost asks for one, else None."""
         if median_step <= 0 or len(self._seconds) < 4:
             return None
-        cost = sorted(self._seconds)[len(self._seconds) // 2]
+        # All wait for those that also keep the replicated state, so the dearer ones count.
+        cost = sorted(self._seconds)[len(self._seconds) * 3 // 4]
         wanted = max(FIRST_INTERVAL, math.ceil(cost / (BUDGET * median_step)))
-        if 0.5 <= wanted / self.interval <= 2:
+        if TOO_SELDOM <= wanted / self.interval <= TOO_OFTEN:
             return None
         self.interval = wanted
         return wanted

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from keepstep.runtime import generators
 from keepstep.runtime.buffers import buffer_of
@@ -171,7 +174,7 @@ def empty_tensors(manifest: dict[str, Any]) -> list[torch.Tensor]:
 
 
 class _Registrations:
-    """Counts the parameters that any module of this process was given.
+    """Counts the parameters and buffers that any module of this process was given.
 
     A walk over all modules at each commit would show an exchanged parameter too; this costs less.
     """
@@ -186,6 +189,7 @@ class _Registrations:
 
 _registrations = _Registrations()
 register_module_parameter_registration_hook(_registrations.note)
+register_module_buffer_registration_hook(_registrations.note)
 _version_of = operator.attrgetter("_version")
 
 
@@ -219,6 +223,9 @@ class State:
     _head: bytes = field(default=b"", init=False, repr=False)  # of the rank's record
     _head_settings: list[Any] = field(default_factory=list, init=False, repr=False)
     _rank_tensors: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
+    _rank_record: bytes = field(default=b"", init=False, repr=False)
+    _captured: generators.Captured | None = field(default=None, init=False, repr=False)
+    _buffered: list[Any] = field(default_factory=list, init=False, repr=False)  # of modules
 
     def __post_init__(self) -> None:
         """Check the objects and start to watch them for changes."""
@@ -249,9 +256,11 @@ class State:
         if self._registered != _registrations.count:
             self._registered = _registrations.count
             self._parameters = self._live_parameters()
+            self._buffered = [each._buffers for each in self._modules if each._buffers]
         self._versions = list(map(_version_of, self._parameters))
         self._rest = self._besides_parameters()
-        self._buffers = [buffer.detach().clone() for buffer in self._live_buffers()]
+        live = [buffer for each in self._buffered for buffer in each.values()]
+        self._buffers = [buffer.detach().clone() for buffer in live if buffer is not None]
 
     def is_clean(self) -> bool:
         """Return whether nothing replicated changed since ``mark_clean``.
@@ -304,21 +313,30 @@ class State:
         self.mark_clean()
 
     def capture_rank(self) -> bytes:
-        """Return generators and per-rank objects of this rank: a line of JSON, then raw bytes."""
+        """Return generators and per-rank objects of this rank: a line of JSON, then raw bytes.
+
+        The same object as before, if nothing has changed.
+        """
         captured = generators.capture()
+        if captured is self._captured and not self.per_rank:
+            return self._rank_record
+        self._captured = captured
         settings = [(name, part[0], len(part[1])) for name, part in captured.items()]
         if self.per_rank or settings != self._head_settings:
             encoded = encode({name: item.state_dict() for name, item in self.per_rank.items()})
             self._head_settings = settings
             self._head = _rank_head(settings, encoded)
             self._rank_tensors = encoded.tensors
-        return b"".join(
+        found = b"".join(
             [
                 self._head,
                 *(words for _, words in captured.values()),
                 *(buffer_of(tensor) for tensor in self._rank_tensors),
             ]
         )
+        if found != self._rank_record:
+            self._rank_record = found
+        return self._rank_record
 
     def restore_rank(self, record: bytes) -> None:
         """Load what ``capture_rank`` returned, here or in the process that had the rank before."""

@@ -8,8 +8,10 @@ kinds are kept for the last steps:
 * entry: written when the rank entered the last collective of that step. If the rank dies between
   the two, the entry record stands in, provided that in the step before both were equal.
 
-Records carry a CRC, so one that was cut short by a kill is not mistaken for a whole one. Only the
-standard library is needed here: the agent reads what the worker wrote.
+Records carry CRCs, so one that was cut short by a kill is not mistaken for a whole one. In most
+steps only the sample notes before the state change, so the state has a place of its own and
+stays where it lies. Only the standard library is needed here: the agent reads what the worker
+wrote.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from pathlib import Path
 from keepstep.runtime.samples import RUN_LENGTH, Run
 
 SLOTS = 4  # commit and entry of the last two steps
-_HEADER = struct.Struct("<4sqqqI")  # magic, count, is_commit, length, crc32
-_MAGIC = b"KSR1"
+_FACTS = struct.Struct("<4sqqqqqI")  # magic, count, is_commit, sizes: room, notes, state; its crc32
+_CRC = struct.Struct("<I")  # of the facts and the notes
+_MAGIC = b"KSR2"
+_ROOM = 512  # bytes for facts, CRC and notes come in multiples of this; the state follows
 _NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
 _NOTES = struct.Struct("=q")  # how many 8-byte integers of sample notes come before the state
 _PART = struct.Struct("<16sq")  # name and length of one file in a mirror
@@ -39,7 +43,7 @@ class RankRecord:
 
     count: int
     is_commit: bool
-    data: bytes
+    data: bytes  # the sample notes, then the state
 
 
 class RankRecordWriter:
@@ -49,26 +53,31 @@ class RankRecordWriter:
         """Open the slots of worker ``wid``."""
         flags = os.O_CREAT | os.O_WRONLY
         self._files = [os.open(_slot_path(vault, wid, slot), flags, 0o600) for slot in range(SLOTS)]
+        self._states: list[bytes | None] = [None] * SLOTS  # what lies there
+        self._rooms = [0] * SLOTS
+        self._state, self._crc = b"", zlib.crc32(b"")  # the newest and its CRC
 
-    def write(self, count: int, *, is_commit: bool, data: bytes) -> None:
-        """Write one record over the oldest of its kind."""
-        head = _pack_header(count, is_commit, data)
-        os.pwrite(self._files[_slot_of(count, is_commit)], head + data, 0)
+    def write(self, count: int, *, is_commit: bool, state: bytes, notes: bytes = b"") -> None:
+        """Write one record over the oldest of its kind.
+
+        A ``state`` that is the same object as that in its place is not written again.
+        """
+        if state is not self._state:
+            self._state, self._crc = state, zlib.crc32(state)
+        room = _room_for(notes)
+        head = _FACTS.pack(_MAGIC, count, is_commit, room, len(notes), len(state), self._crc)
+        head += notes
+        front = _CRC.pack(zlib.crc32(head)) + head
+        slot = (count % 2) * 2 + int(is_commit)
+        if self._states[slot] is not state or self._rooms[slot] != room:
+            self._states[slot], self._rooms[slot] = state, room
+            front = front.ljust(room, b"\0") + state
+        os.pwrite(self._files[slot], front, 0)
 
 
-def _pack_header(count: int, is_commit: bool, data: bytes) -> bytes:
-    crc = _check_sum(count, is_commit, data)
-    return _HEADER.pack(_MAGIC, count, is_commit, len(data), crc)
-
-
-def _check_sum(count: int, is_commit: int, data: bytes) -> int:
-    """Return the CRC of header and data: a new header over old data must not pass."""
-    head = _HEADER.pack(_MAGIC, count, is_commit, len(data), 0)
-    return zlib.crc32(data, zlib.crc32(head))
-
-
-def _slot_of(count: int, is_commit: bool) -> int:
-    return (count % 2) * 2 + int(is_commit)
+def _room_for(notes: bytes) -> int:
+    """Return where the state begins."""
+    return -(-(_CRC.size + _FACTS.size + len(notes)) // _ROOM) * _ROOM
 
 
 def _slot_path(vault: Path, wid: int, slot: int) -> Path:
@@ -90,13 +99,17 @@ def read_records(vault: Path, wid: int) -> list[RankRecord]:
 
 
 def _parse(raw: bytes) -> RankRecord | None:
-    if len(raw) < _HEADER.size:
+    facts_at, notes_at = _CRC.size, _CRC.size + _FACTS.size
+    if len(raw) < notes_at:
         return None
-    magic, count, is_commit, length, crc = _HEADER.unpack_from(raw)
-    data = raw[_HEADER.size : _HEADER.size + length]
-    if magic != _MAGIC or len(data) != length or _check_sum(count, is_commit, data) != crc:
+    magic, count, is_commit, room, noted, length, crc = _FACTS.unpack_from(raw, facts_at)
+    if magic != _MAGIC or min(room, noted, length) < 0 or len(raw) < room + length:
         return None
-    return RankRecord(count=count, is_commit=bool(is_commit), data=data)
+    state = raw[room : room + length]
+    head = raw[facts_at : notes_at + noted]
+    if (zlib.crc32(head),) != _CRC.unpack_from(raw) or zlib.crc32(state) != crc:
+        return None
+    return RankRecord(count=count, is_commit=bool(is_commit), data=raw[notes_at:][:noted] + state)
 
 
 def dump_path(vault: Path, wid: int, generation: int) -> Path:
@@ -109,10 +122,10 @@ def stacks_path(vault: Path, wid: int, generation: int) -> Path:
     return vault / f"stacks-{wid}.{generation}"
 
 
-def join_record(runs: list[Run], state: bytes) -> bytes:
-    """Return the data of a record: the sample notes of its worker, and the per-rank state."""
+def pack_notes(runs: list[Run]) -> bytes:
+    """Return the sample notes of a worker as they precede the per-rank state in a record."""
     notes = array("q", chain.from_iterable(runs))
-    return b"".join([_NOTES.pack(len(notes)), notes.tobytes(), state])
+    return _NOTES.pack(len(notes)) + notes.tobytes()
 
 
 def state_in(data: bytes) -> bytes:
