@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated
 import pytest
 import typer
 
+from keepstep import entry
 from keepstep.cli.main import execute, main
 from keepstep.exit_codes import ExitCode
 
@@ -87,7 +89,7 @@ def test_the_version_imports_no_command() -> None:
     )
     version, imported = finished.stdout.splitlines()
     assert version.startswith("keepstep ")
-    assert imported == "['keepstep.cli.main']"
+    assert imported == "['keepstep.cli.machine_errors', 'keepstep.cli.main']"
 
 
 def test_a_mistake_of_our_own_is_no_verdict(
@@ -101,3 +103,54 @@ def test_a_mistake_of_our_own_is_no_verdict(
         main()
     assert ended.value.code == ExitCode.INFRASTRUCTURE
     assert "says nothing about your job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y: No space left on device; free"),
+        (OSError(errno.ENOSPC, "No space left on device"), "standard output or a file: No space"),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only file system; it is"),
+    ],
+)
+def test_an_error_of_the_machine_is_one_message_with_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, wanted: str
+) -> None:
+    def full(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("keepstep.cli.main.execute", full)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.INFRASTRUCTURE
+    said = capsys.readouterr().err
+    assert wanted in said
+    assert "Traceback" not in said
+
+
+def test_an_output_that_takes_nothing_is_told() -> None:
+    program = "import sys; sys.argv[1:] = ['--version']; from keepstep.entry import main; main()"
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == ExitCode.INFRASTRUCTURE
+    assert "standard output or a file: No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_interrupt_while_the_command_loads_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "keepstep.cli.main")
+    monkeypatch.setitem(sys.modules, "typer", Interrupting("typer"))
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == ExitCode.INTERRUPTED
+
+
+class Interrupting(ModuleType):
+    """A module in whose import Ctrl-C is pressed."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt

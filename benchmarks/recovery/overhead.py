@@ -5,7 +5,8 @@ another runs for a turn of some seconds while every process of the others is sus
 So a round compares runs within seconds of each other, and a slow spell of the machine does not
 pass for a cost. A run keeps the memory that it happened to get, and with it a speed of its own; so
 all are started anew in each session, and a session counts once, with the median of its rounds. A
-second torchrun run shows how much the ratios vary by themselves.
+second torchrun run shows how much the ratios vary by themselves. There are as many ranks as cores,
+three at most: with more the scheduler decides how fast a run is.
 
 A turn gives the mean time of its steps, so that what happens once a second counts as well, and the
 processor time of all processes, with how much of it was not training: launcher, agent, coordinator,
@@ -34,13 +35,14 @@ from benchmarks.recovery.marks import COMMIT, MarkReader
 from benchmarks.recovery.metrics import mean_step
 from benchmarks.recovery.processor import used
 from benchmarks.recovery.results import Results, machine, say
-from benchmarks.recovery.settings import WORLD_SIZE
+from benchmarks.recovery.settings import WORLD_SIZE as MOST
 
 SCRIPT = TRAINING / "train_keepstep.py"
 BASE = "torchrun"
 ENDLESS = 1_000_000  # steps; the benchmark ends the runs
 SKIPPED = 10  # steps of each run before the first turn
 SETTLING = 0.5  # seconds of each turn that are not counted: caches fill, those suspended are missed
+RANKS = max(2, min(MOST, os.cpu_count() or MOST))
 GOAL = 1.01  # times the base's step
 ENOUGH = 10  # sessions
 LOOK = 0.1  # seconds between two looks at the marks, before and after the turns
@@ -54,13 +56,13 @@ GAP = "time between two steps"
 def torchrun() -> list[str]:
     """Return the command of a plain run."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*command, f"--nproc-per-node={WORLD_SIZE}"]
+    return [*command, f"--nproc-per-node={RANKS}"]
 
 
 def keepstep(spares: int) -> list[str]:
     """Return the command of a supervised run."""
     program = str(Path(sys.executable).parent / "keepstep")
-    return [program, "run", "--workers", str(WORLD_SIZE), "--spares", str(spares)]
+    return [program, "run", "--workers", str(RANKS), "--spares", str(spares)]
 
 
 VARIANTS = {
@@ -90,7 +92,7 @@ class Runner:
         """
         self.job.launch([*VARIANTS[self.name], SCRIPT, "--steps", str(ENDLESS)], "output")
         deadline = time.monotonic() + STARTING
-        while len(self._ranks()) < WORLD_SIZE:
+        while len(self._ranks()) < RANKS:
             if self.job.ended or time.monotonic() > deadline:
                 raise self._failed("did not begin")
             time.sleep(LOOK)
@@ -128,7 +130,7 @@ class Runner:
         for pid in self._ranks():
             os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + STARTING
-        while (found := read(self.job.folder, WORLD_SIZE)) is None:
+        while (found := read(self.job.folder, RANKS)) is None:
             if self.job.ended or time.monotonic() > deadline:
                 raise self._failed("did not say what lies between two steps")
             time.sleep(LOOK)
@@ -162,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     end_on_sigterm()
     try:
-        settings = {"rounds": options.rounds, "seconds": options.seconds}
+        settings = {"ranks": RANKS, "rounds": options.rounds, "seconds": options.seconds}
         results = Results.open(options.out, {**machine(), **settings})
     except ValueError as error:
         parser.error(str(error))

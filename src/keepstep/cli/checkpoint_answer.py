@@ -11,6 +11,7 @@ import typer
 
 from keepstep.checkpoint.errors import CheckpointError, NoSuchFolderError
 from keepstep.checkpoint.readers import Verdicts
+from keepstep.cli.machine_errors import told
 from keepstep.exit_codes import ExitCode
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ def answered(command: Callable[P, ExitCode]) -> Callable[P, ExitCode]:
             print(f"keepstep: {error}", file=sys.stderr)
             return ExitCode.FAIL
         except OSError as error:
-            print(f"keepstep: {error}", file=sys.stderr)
+            print(f"keepstep: {told(error) or error}", file=sys.stderr)
             return ExitCode.INFRASTRUCTURE
 
     return guarded

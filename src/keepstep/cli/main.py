@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from keepstep._version import __version__
+from keepstep.cli.machine_errors import told
 from keepstep.exit_codes import ExitCode
 
 _COMMAND = "keepstep.cli."  # where the files of commands lie
@@ -163,14 +164,27 @@ def main() -> None:
     """Entry point of the installed command."""
     try:
         code = execute(sys.argv[1:])
+        sys.stdout.flush()  # what cannot be written is told like any other error
     except BrokenPipeError:
         raise
+    except OSError as error:
+        why = told(error)
+        if why is None:
+            _admit()
+        else:
+            print(f"keepstep: {why}", file=sys.stderr)
+        code = ExitCode.INFRASTRUCTURE
     except Exception:  # Python would end with 1, which is the verdict "fail"
-        traceback.print_exc()
-        print(
-            "keepstep: this is a mistake in keepstep and says nothing about your job; please "
-            "report it with the lines above",
-            file=sys.stderr,
-        )
+        _admit()
         code = ExitCode.INFRASTRUCTURE
     sys.exit(code)
+
+
+def _admit() -> None:
+    """Tell of an error that nobody has foreseen."""
+    traceback.print_exc()
+    print(
+        "keepstep: this is a mistake in keepstep and says nothing about your job; please report it "
+        "with the lines above",
+        file=sys.stderr,
+    )

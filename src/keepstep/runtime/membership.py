@@ -42,6 +42,7 @@ from keepstep.runtime.watch import (
 
 LONGEST_TICK = 0.5  # seconds between two ticks
 ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
+ENOUGH_LEASE = 0.6  # of a lease: with that much left it can wait until the generation lives
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 
 
@@ -191,8 +192,12 @@ class Membership(JobState):
     def _answer(self, agent: Agent, beat: p.Beat) -> None:
         """Extend the agent's lease, unless that was done a moment ago.
 
-        While a rank stalls beats come often, from all hosts, and there are more urgent answers.
+        While a rank stalls beats come often, from all hosts, and there are more urgent answers. In a
+        change of members most of a lease is enough.
         """
+        left = agent.leased_until - self.now
+        if self.phase is not Phase.LIVE and left > ENOUGH_LEASE * self.times.lease:
+            return
         if self.now - agent.answered >= ANSWER * self.times.beat:
             agent.answered = self.now
             times = self.grant_lease(agent)
