@@ -108,7 +108,10 @@ def test_a_mistake_of_our_own_is_no_verdict(
 @pytest.mark.parametrize(
     ("error", "wanted"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "/x/y: No space left on device; free"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/y"),
+            "/x/y: No space left on device; free",
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), "standard output or a file: No space"),
         (OSError(errno.EROFS, "Read-only file system", "/x"), "/x: Read-only file system; it is"),
     ],

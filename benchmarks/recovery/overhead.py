@@ -4,8 +4,9 @@ The same script runs under `keepstep run` and under plain torchrun, all at once;
 another runs for a turn of some seconds while every process of the others is suspended (SIGSTOP).
 So a round compares runs within seconds of each other, and a slow spell of the machine does not
 pass for a cost. A run keeps the memory that it happened to get, and with it a speed of its own; so
-all are started anew in each session, and a session counts once, with the median of its rounds. A
-second torchrun run shows how much the ratios vary by themselves. There are as many ranks as cores,
+all are started anew in each session, and a session counts once, with the median of its rounds.
+There are two torchrun runs: what is told is over their mean, and each of them over it shows how
+much the ratios vary by themselves. There are as many ranks as cores,
 three at most: with more the scheduler decides how fast a run is.
 
 A turn gives the mean time of its steps, so that what happens once a second counts as well, and the
@@ -38,7 +39,7 @@ from benchmarks.recovery.results import Results, machine, say
 from benchmarks.recovery.settings import WORLD_SIZE as MOST
 
 SCRIPT = TRAINING / "train_keepstep.py"
-BASE = "torchrun"
+BASES = ("torchrun", "torchrun again")
 ENDLESS = 1_000_000  # steps; the benchmark ends the runs
 SKIPPED = 10  # steps of each run before the first turn
 SETTLING = 0.5  # seconds of each turn that are not counted: caches fill, those suspended are missed
@@ -66,7 +67,7 @@ def keepstep(spares: int) -> list[str]:
 
 
 VARIANTS = {
-    BASE: torchrun(),
+    "torchrun": torchrun(),
     "keepstep, no spare": keepstep(0),
     "keepstep, 1 spare": keepstep(1),
     "torchrun again": torchrun(),
@@ -214,9 +215,14 @@ Round = Mapping[str, Mapping[str, float]]  # by variant, by what was measured
 Record = Mapping[str, Any]  # of one session: "turns" a list of rounds, "between" like a round
 
 
+def _base(turn: Round, what: str) -> float:
+    """Return what was measured of both plain runs, their mean."""
+    return statistics.fmean(turn[name][what] for name in BASES)
+
+
 def _over_base(turns: Sequence[Round], name: str, what: str) -> float:
-    """Return what was measured of the variant over the base's: the median of a session."""
-    return statistics.median(each[name][what] / each[BASE][what] for each in turns)
+    """Return what was measured of the variant over the base: the median of a session."""
+    return statistics.median(each[name][what] / _base(each, what) for each in turns)
 
 
 def ratios(records: Sequence[Record], name: str, what: str) -> list[float]:
@@ -232,10 +238,10 @@ def render(records: Sequence[Record]) -> str:
 
 def _between(records: Sequence[Record]) -> str:
     """Return what lies between two steps, as a share of a torchrun step."""
-    step = statistics.median(e[BASE][WALL] for record in records for e in record["turns"])
+    step = statistics.median(_base(e, WALL) for record in records for e in record["turns"])
     lines = [
         "Between two steps of the slowest rank: processor time of the training thread, and time "
-        f"(medians), as a share of the median {WALL} under {BASE}.",
+        f"(medians), as a share of the median {WALL} under torchrun.",
         "",
         "| variant | processor time | time |",
         "|---|---|---|",
@@ -250,7 +256,7 @@ def _between(records: Sequence[Record]) -> str:
 def _beside(records: Sequence[Record]) -> str:
     """Return what is not training as a share of the processor time of a torchrun step."""
     lines = [
-        f"The {BESIDE}, as a share of all processor time of a step under {BASE}.",
+        f"The {BESIDE}, as a share of all processor time of a step under torchrun.",
         "",
         "| variant | median | quartiles |",
         "|---|---|---|",
@@ -258,7 +264,7 @@ def _beside(records: Sequence[Record]) -> str:
     for name in VARIANTS:
         shares = [
             statistics.median(
-                each[name][BESIDE] / each[BASE][PROCESSOR] for each in record["turns"]
+                each[name][BESIDE] / _base(each, PROCESSOR) for each in record["turns"]
             )
             for record in records
         ]
@@ -270,7 +276,7 @@ def _beside(records: Sequence[Record]) -> str:
 def _table(records: Sequence[Record], what: str) -> str:
     rounds = sum(len(record["turns"]) for record in records)
     lines = [
-        f"The {what}, over that of {BASE}; {len(records)} sessions with {rounds} rounds.",
+        f"The {what}, over that of torchrun; {len(records)} sessions with {rounds} rounds.",
         "",
         "| variant | median | quartiles | where the median lies (95 %) | ms |",
         "|---|---|---|---|---|",

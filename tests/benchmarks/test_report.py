@@ -121,7 +121,7 @@ def sessions(ratio: float, count: int) -> list[dict[str, Any]]:
         }
 
     odd = {name: {**of(name), overhead.WALL: 0.3} for name in overhead.VARIANTS}
-    odd[overhead.BASE] = of(overhead.BASE)
+    odd |= {name: of(name) for name in overhead.BASES}
     turns = [odd, *({name: of(name) for name in overhead.VARIANTS} for _ in range(3))]
     asked = {overhead.BETWEEN: 0.0003, overhead.GAP: 0.0004}
     return [{"turns": turns, "between": dict.fromkeys(overhead.VARIANTS, asked)}] * count

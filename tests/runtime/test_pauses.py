@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from keepstep.runtime import link as link_module
 from keepstep.runtime import protocol as p
 from keepstep.runtime.beats import read_progress
 from keepstep.runtime.joining import nccl_host
@@ -82,7 +81,7 @@ def test_a_worker_that_has_published_nothing_has_no_age_after_a_pause_either(
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Signals that a worker would have sent to itself."""
     sent: list[int] = []
-    monkeypatch.setattr(link_module.os, "kill", lambda _, number: sent.append(number))
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
     return sent
 
 

@@ -192,8 +192,8 @@ class Membership(JobState):
     def _answer(self, agent: Agent, beat: p.Beat) -> None:
         """Extend the agent's lease, unless that was done a moment ago.
 
-        While a rank stalls beats come often, from all hosts, and there are more urgent answers. In a
-        change of members most of a lease is enough.
+        While a rank stalls beats come often, from all hosts, and there are more urgent answers. In
+        a change of members most of a lease is enough.
         """
         left = agent.leased_until - self.now
         if self.phase is not Phase.LIVE and left > ENOUGH_LEASE * self.times.lease:

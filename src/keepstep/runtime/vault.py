@@ -34,6 +34,7 @@ _MAGIC = b"KSR2"
 _ROOM = 512  # bytes for facts, CRC and notes come in multiples of this; the state follows
 _NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
 _NOTES = struct.Struct("=q")  # how many 8-byte integers of sample notes come before the state
+_ONE_RUN = struct.Struct(f"={1 + RUN_LENGTH}q")  # the same with one run
 _PART = struct.Struct("<16sq")  # name and length of one file in a mirror
 
 
@@ -124,6 +125,8 @@ def stacks_path(vault: Path, wid: int, generation: int) -> Path:
 
 def pack_notes(runs: list[Run]) -> bytes:
     """Return the sample notes of a worker as they precede the per-rank state in a record."""
+    if len(runs) == 1:  # mostly: a generation is one run
+        return _ONE_RUN.pack(RUN_LENGTH, *runs[0])
     notes = array("q", chain.from_iterable(runs))
     return _NOTES.pack(len(notes)) + notes.tobytes()
 
