@@ -88,7 +88,9 @@ def diagnose_lives(evidence: Evidence) -> Verdict | None:
         few = len(ranks) * 2 < len(observations)
         if ranks and (few or (life is Life.DEAD and len(ranks) < len(observations))):
             clause = words.verb(ranks, one, many)
-            return _verdict(evidence, ranks, fault, clause, Confidence.MEDIUM)
+            seen = life is Life.DEAD and frozenset(ranks) == few_dead(evidence)
+            sure = Confidence.HIGH if seen else Confidence.MEDIUM
+            return _verdict(evidence, ranks, fault, clause, sure)
     return None
 
 
