@@ -717,15 +717,15 @@ def test_of_two_attempts_only_the_newest_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lives", "ranks", "fault"),
+    ("lives", "ranks", "fault", "confidence"),
     [
-        ({2: Life.DEAD}, (2,), Fault.DEAD),
-        ({1: Life.DEAD, 2: Life.DEAD, 3: Life.DEAD}, (1, 2, 3), Fault.DEAD),
-        ({0: Life.STOPPED}, (0,), Fault.STALLED),
+        ({2: Life.DEAD}, (2,), Fault.DEAD, Confidence.HIGH),
+        ({1: Life.DEAD, 2: Life.DEAD, 3: Life.DEAD}, (1, 2, 3), Fault.DEAD, Confidence.MEDIUM),
+        ({0: Life.STOPPED}, (0,), Fault.STALLED, Confidence.MEDIUM),
     ],
 )
 def test_gloo_dumps_taken_after_the_loss_say_that_nobody_waits(
-    lives: dict[int, Life], ranks: tuple[int, ...], fault: Fault
+    lives: dict[int, Life], ranks: tuple[int, ...], fault: Fault, confidence: Confidence
 ) -> None:
     """As `keepstep run` finds them: what failed looks finished, only the process tells."""
     job = world_loop(4)
@@ -734,3 +734,4 @@ def test_gloo_dumps_taken_after_the_loss_say_that_nobody_waits(
     dumps = tuple(dump for dump in job.dumps(GLOO) if dump.rank not in lives)
     verdict = diagnose(Evidence(dumps=dumps, observations=seen, expected_ranks=frozenset(range(4))))
     assert (verdict.outcome, verdict.ranks, verdict.fault) == (Outcome.CULPRIT, ranks, fault)
+    assert verdict.confidence is confidence
