@@ -10,26 +10,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.jobs_on_hosts import first, other, wait_for_event
 from tests.running import BYTELM, ROOT, collect, command, environment, processes_of, run
-from tests.test_hosts import first, other, wait_for_event
-from tests.virtual_hosts import VirtualHost, virtual_hosts, why_not
+from tests.virtual_hosts import VirtualHost
 
 pytestmark = pytest.mark.timeout(600)
 LONGER_THAN_A_LEASE = 8.0  # seconds; a lease is 3 at the shortest, and fencing has half a second
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[list[VirtualHost]]:
-    problem = why_not()
-    if problem is not None:
-        pytest.skip(f"several hosts on one machine: {problem}")
-    with virtual_hosts(2) as made:
-        yield made
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
