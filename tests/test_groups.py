@@ -46,3 +46,18 @@ def test_shares_of_different_size_count_by_their_samples(tmp_path: Path) -> None
         learned.append(float(line.split()[1]))
     assert learned[1] == pytest.approx(learned[0], rel=1e-4)
     assert learned[2] == pytest.approx(learned[0], rel=1e-4)
+
+
+def test_a_job_with_a_dataloader_ends_as_if_no_rank_had_been_lost(tmp_path: Path) -> None:
+    script = ("tests/jobs/dataloader.py", "--steps", "24")
+    digests = set()
+    for name, faults in (("whole", []), ("struck", ["kill@6:1", "raise@12:0", "stop@18:1"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        options = ("--workers", "2", "--spares", "2", "--patience", "3")
+        found = run(folder, *options, *inject(*faults), script=script)
+        assert found.exit_code == 0, found.output
+        assert [fault for fault, _, _ in found.faults] == [f.partition("@")[0] for f in faults]
+        assert (found.summary["samples_lost"], found.summary["samples_repeated"]) == (0, 0)
+        digests.add(found.digest)
+    assert len(digests) == 1
