@@ -61,3 +61,10 @@ def test_a_job_with_a_dataloader_ends_as_if_no_rank_had_been_lost(tmp_path: Path
         assert (found.summary["samples_lost"], found.summary["samples_repeated"]) == (0, 0)
         digests.add(found.digest)
     assert len(digests) == 1
+
+
+def test_a_replacement_knows_its_rank_when_it_gets_the_state_of_that_rank(tmp_path: Path) -> None:
+    plain, killed = both(tmp_path, ("tests/jobs/loader_state.py",))
+    assert killed.faults == [("kill", 1, "replace")]
+    assert killed.digest == plain.digest
+    assert len(killed.of_kind("form")) == 2

@@ -78,7 +78,7 @@ TOLD: list[tuple[Fact, str]] = [
             "after_s": 0.6,
         },
         "diagnosis (stalled): rank 2 did not enter all_reduce 16; ranks 0 and 1 wait for it; "
-        "/i/j/a7",
+        "more: keepstep explain /i/j/a7",
     ),
     (
         {"event": "agent_joined", **AGENT, "workers": 3, "spares": 1},
@@ -347,6 +347,15 @@ TOLD: list[tuple[Fact, str]] = [
         },
         "no coordinator answers at 10.0.0.1:29400 for 32 s (Connection refused); still trying. Is "
         "keepstep run up on the first host, with --port and --host of that address?",
+    ),
+    (
+        {"event": "went_on", **AGENT, "after_s": 0.1},
+        "host 10.0.0.2 (agent a7) is still part of the job: its workers go on",
+    ),
+    (
+        {"event": "open_for_hosts", "address": "10.0.0.1:29400", "hosts": 2},
+        "waiting for 2 hosts in all; the others join with the same KEEPSTEP_SECRET and --join "
+        "10.0.0.1:29400",
     ),
     (
         {"event": "held_up", **AGENT, "seconds": 12.34},

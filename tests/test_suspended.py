@@ -57,6 +57,27 @@ def test_a_suspended_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert "did not run for" in found.output
 
 
+def test_a_launcher_that_is_suspended_alone_costs_a_way_back_and_not_the_job(
+    tmp_path: Path,
+) -> None:
+    script = (BYTELM, "--steps", "600", "--seed", "3")  # not done before the lease has ended
+    options = ("--workers", "2", "--spares", "1", "--patience", "1")
+    with subprocess.Popen(
+        command(tmp_path, *options, script=script),
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as job:  # fmt: skip
+        wait_for_event(tmp_path, "live", within=180)
+        time.sleep(1)  # some steps in peace
+        send([job.pid], signal.SIGSTOP)
+        time.sleep(LONGER_THAN_A_LEASE)
+        send([job.pid], signal.SIGCONT)
+        output, _ = job.communicate(timeout=240)
+    found = collect(tmp_path, job.returncode, output)
+    assert found.exit_code == 0, found.output
+    assert found.faults  # its workers have ended themselves, as those of a host that is cut off
+    assert (found.summary["samples_lost"], found.summary["samples_repeated"]) == (0, 0)
+
+
 def test_a_host_that_was_suspended_ends_what_others_have_replaced(
     hosts: list[VirtualHost], tmp_path: Path
 ) -> None:

@@ -23,7 +23,10 @@ class Batches:
         if self.expected != (self.job.generation, n):
             rank, size = self.job.rank, self.job.world_size
             shares = (self.sampler.share(k, rank, size) for k in itertools.count(n))
-            loader: DataLoader[Any] = DataLoader(self.dataset, batch_sampler=shares, num_workers=2)
+            # Without a generator of its own each new iterator would draw from the rank's.
+            loader: DataLoader[Any] = DataLoader(
+                self.dataset, batch_sampler=shares, num_workers=2, generator=torch.Generator()
+            )
             self.batches = iter(loader)
         self.expected = (self.job.generation, n + 1)
         self.job.share(self.sampler, n)  # noted, so that the summary proves that none was lost
@@ -38,7 +41,9 @@ def main() -> None:
 
     job = keepstep.join()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inputs = torch.randn(512, 8)
     dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())

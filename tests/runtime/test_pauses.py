@@ -18,6 +18,7 @@ from keepstep.runtime.beats import read_progress
 from keepstep.runtime.joining import nccl_host
 from keepstep.runtime.lease import Lease
 from keepstep.runtime.link import AgentLink
+from keepstep.runtime.membership import LAST_HOSTS
 from keepstep.runtime.pauses import HELD_UP, Pauses
 from keepstep.runtime.progress import Phase, ProgressRecord, Slot
 from keepstep.runtime.roster import Phase as Stage
@@ -152,10 +153,26 @@ def test_a_coordinator_that_was_suspended_with_everybody_gives_them_time() -> No
     sim.job.tick(later + sim.job.times.lease)
     assert list(sim.job.agents) == ["host0", "host1"]
     after = later
-    while len(sim.job.agents) == 2:
+    while sim.job.agents:
         after += 0.2
         sim.job.tick(after)
-    assert after > later + sim.job.times.lease
+    assert after > later + LAST_HOSTS  # nobody could go on without them
+
+
+def test_a_host_is_given_up_only_if_another_can_go_on() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.until_step(5)
+    now = sim.now
+    while len(sim.job.agents) == 2:
+        now += 0.2
+        sim.job.on_message("host0", p.Beat(sent=now, workers=[]), now)
+        sim.job.tick(now)
+        assert now < sim.now + 2 * sim.job.times.lease + 2
+    assert list(sim.job.agents) == ["host0"]
+    for _ in range(100):  # now it is alone, and silent itself
+        now += 0.2
+        sim.job.tick(now)
+    assert list(sim.job.agents) == ["host0"]
 
 
 def test_survivors_of_a_recovery_that_was_suspended_are_not_late() -> None:

@@ -368,7 +368,7 @@ def _check_transport() -> None:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-        _refuse(f"--join {text}: wanted HOST:PORT as the first host prints it")
+        _refuse(f"--join {text}: wanted HOST:PORT, as the first host prints it when it waits")
     return host, int(port)
 
 

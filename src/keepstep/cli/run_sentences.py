@@ -285,6 +285,17 @@ def _held_up(fact: Fact) -> str:
     )
 
 
+def _went_on(fact: Fact) -> str:
+    return f"{host_of(fact)} is still part of the job: its workers go on"
+
+
+def _open_for_hosts(fact: Fact) -> str:
+    return (
+        f"waiting for {count(fact['hosts'], 'host')} in all; the others join with the same "
+        f"KEEPSTEP_SECRET and --join {fact['address']}"
+    )
+
+
 def _coordinator_away(fact: Fact) -> str:
     return (
         "lost contact with the coordinator; the workers of this host go on, for "
@@ -350,7 +361,10 @@ def _unjudged(fact: Fact) -> str:
 
 
 def _verdict(fact: Fact) -> str:
-    return f"diagnosis ({fact['fault'] or fact['verdict']}): {fact['headline']}; {fact['folder']}"
+    return (
+        f"diagnosis ({fact['fault'] or fact['verdict']}): {fact['headline']}; more: "
+        f"keepstep explain {fact['folder']}"
+    )
 
 
 SENTENCES: dict[str, Callable[[Fact], str]] = {
@@ -393,8 +407,10 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "blamed": _blamed,
     "torch_versions_differ": _torch_versions_differ,
     "unjudged": _unjudged,
+    "open_for_hosts": _open_for_hosts,
     "verdict": _verdict,
     "waiting_for_spare": _waiting_for_spare,
+    "went_on": _went_on,
     "worker_exited": _worker_exited,
     "worker_joined": _worker_joined,
     "worker_ready": _worker_ready,

@@ -55,7 +55,8 @@ def render_summary(
     missed = [spec for index, spec in enumerate(planned) if index not in fired]
     if missed:
         lines.append(f"keepstep: planned but never happened: {', '.join(missed)}")
-    lines.append(f"keepstep: proven: {_proven(summary)}")
+    wrong = summary["steps"] and (summary.get("samples_lost") or summary.get("samples_repeated"))
+    lines.append(f"keepstep: {'WRONG' if wrong else 'proven'}: {_proven(summary)}")
     if failed:
         lines.append(f"keepstep: next: {_next(summary, exit_code)}")
     return "\n".join(lines) + "\n"
@@ -130,6 +131,10 @@ def _proven(summary: dict[str, Any]) -> str:
         samples += "are incomplete)"
     else:
         samples = f"{count(lost, 'sample')} lost, {repeated} repeated"
+        if lost or repeated:
+            samples += (
+                " (a step used other samples than those of Job.share for it, or noted some twice)"
+            )
     sha = summary.get("state_sha256")
     if sha:
         return f"{samples}; the replicas agree on the final state (sha256 {sha[:12]})"

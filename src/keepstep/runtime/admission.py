@@ -137,6 +137,7 @@ class Admission:
         try:
             with _timed(seconds, "reconfigure"):
                 self.groups.reconfigure(form.uuid, form.handles, form.timeout)
+            self.position.entered = form.generation
             with _timed(seconds, "state"):
                 self._exchange_state(form, rank, encoded)
             self._become_member(form, rank)

@@ -73,6 +73,7 @@ class Agent:
         self._contact = Contact(config.coordinator, config.secret, self._events)
         self._lease = Lease()
         self._pauses = Pauses()
+        self._is_awaited = False  # a lease, since this host was held up
         self._beats = Beats()
         self._faults = NamedFaults(kill_coordinator, self._contact.send)
         self._processes = Processes(config, self._report, self._on_exit)
@@ -144,7 +145,8 @@ class Agent:
             except ConnectionRefusedError as error:
                 # The host answers and no coordinator listens: it is dead, so nobody can have
                 # decided on a generation without us. Go on until the next one is there.
-                self._extend_lease(time.monotonic())
+                if self._lease.until:  # one that was granted: before the first nobody computes
+                    self._extend_lease(time.monotonic())
                 self._seek(error)
             except (EOFError, TimeoutError, OSError, p.ProtocolError) as error:
                 self._seek(error)
@@ -199,6 +201,9 @@ class Agent:
         elif isinstance(message, p.Lease):
             self._lease.times = Times(patience=message.patience, median_step=0.0)
             self._extend_lease(message.sent)
+            if self._is_awaited and message.sent >= self._pauses.woke:
+                self._is_awaited = False
+                self._events.tell("went_on", after_s=round(time.monotonic() - self._pauses.woke, 3))
         elif isinstance(message, p.Launch):
             if not self._finishing:
                 self._launch(message)
@@ -277,6 +282,7 @@ class Agent:
             times = self._lease.times
             held_up = self._pauses.look(now)
             if held_up:
+                self._is_awaited = True
                 self._events.tell("held_up", seconds=round(held_up, 3))
             woke = self._pauses.woke
             rows = [

@@ -114,7 +114,7 @@ class Job:
     @property
     def generation(self) -> int:
         """Number of the current generation; 0 for a process that has no rank yet."""
-        return self._supervision.generation if self._supervision is not None else 1
+        return self._supervision.entered if self._supervision is not None else 1
 
     @property
     def local_rank(self) -> int:
@@ -128,7 +128,16 @@ class Job:
 
         Together the ranks use each sample of the step's global batch exactly once, whatever their
         number. The share is also noted, so that the run's summary can prove it.
+
+        Raises:
+            RuntimeError: this process has no rank: a spare, outside the step.
         """
+        if self.rank >= self.world_size:
+            raise RuntimeError(
+                f"Job.share: this process is a spare (rank {self.rank} of {self.world_size}) and "
+                "has no share of a step yet. Call it in the step, or in load_state_dict of a "
+                "per-rank object, where the rank is known"
+            )
         positions = sampler.positions(step, self.rank, self.world_size)
         self.share_weight = len(positions) * self.world_size / sampler.global_batch
         if self._supervision is not None:

@@ -43,6 +43,7 @@ from keepstep.runtime.watch import (
 LONGEST_TICK = 0.5  # seconds between two ticks
 ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
 ENOUGH_LEASE = 0.6  # of a lease: with that much left it can wait until the generation lives
+LAST_HOSTS = 300.0  # seconds that hosts may be silent when no other could go on without them
 FENCE_MARGIN = 0.5  # seconds that a cut-off agent gets to kill its workers after its lease ended
 
 
@@ -221,13 +222,23 @@ class Membership(JobState):
             for agent in self.agents.values():
                 agent.leased_until = max(agent.leased_until, now + self.times.lease)
 
+    def _given_up(self) -> list[Agent]:
+        """Return the agents that have been silent for too long.
+
+        Where none is left that could go on without them, giving them up would only end the job:
+        their workers end by themselves, but what lies in their vaults is still there.
+        """
+        silent = [a for a in self.agents.values() if self.now > a.leased_until + FENCE_MARGIN]
+        if len(silent) < len(self.agents):
+            return silent
+        return [agent for agent in silent if self.now > agent.leased_until + LAST_HOSTS]
+
     def tick(self, now: float) -> None:
         """Act on what did not happen. Called a few times a second."""
         self.now = now
         self._notice_pause(now)
-        for agent in list(self.agents.values()):
-            if now > agent.leased_until + FENCE_MARGIN:
-                agent_is_gone(self, agent.name, f"no news for {now - agent.heard:.1f} s")
+        for agent in self._given_up():
+            agent_is_gone(self, agent.name, f"no news for {now - agent.heard:.1f} s")
         if self.phase is Phase.LIVE:
             unexplained_failures(self, now)
             look_around(self)

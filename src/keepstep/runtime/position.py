@@ -10,6 +10,9 @@ class Position:
     """Changed by the training thread alone: by the step loop and when a generation begins."""
 
     generation: int = 0  # 0: no member yet
+    entered: int = (
+        0  # newest generation in whose groups it has a rank; it may not hold its state yet
+    )
     committed: int = 0  # steps whose changes are complete
     first_commit: int = 0  # what ``committed`` is after the first commit of the generation
     step: int = -1  # the one that is being computed, or was computed last

@@ -119,6 +119,9 @@ class Session:
             kill_coordinator=self._kill_coordinator if request.join is None else None,
         )
         metrics = await self._serve_metrics(self.agent)
+        if request.join is None and request.settings.max_agents > 1:
+            address = f"{coordinator[0]}:{coordinator[1]}"
+            self._tell("open_for_hosts", address=address, hosts=request.settings.min_agents)
         job = asyncio.create_task(self.agent.run())
         interrupted = self._listen_to_signals()
         keeper = asyncio.create_task(self._keep_coordinator())

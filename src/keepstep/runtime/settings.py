@@ -9,6 +9,7 @@ PATIENCE_PER_STEP = 5.0  # median step times without any progress before a rank 
 LEASE_PER_PATIENCE = 3.0
 LONGEST_PATIENCE = 86_400.0
 MIN_LEASE = 3.0
+BUSY_HOST = 3.0  # seconds that a survivor may need on top where a host has more to do than it can
 START_ALLOWANCE = 300.0  # imports, device context and model of a starting worker
 
 
@@ -84,7 +85,7 @@ class Times:
     @property
     def leave_step(self) -> float:
         """A halted survivor must have left its step by then, or it is fenced as well."""
-        return 2 * self.patience + 2 * self.median_step
+        return 2 * self.patience + 2 * self.median_step + BUSY_HOST
 
     @property
     def form(self) -> float:

@@ -75,6 +75,11 @@ class Supervision:
         """Number of the current generation; 0 for a process that has no rank yet."""
         return self._position.generation
 
+    @property
+    def entered(self) -> int:
+        """The same, and already while this process receives the state of its rank."""
+        return self._position.entered
+
     def _testify(self, generation: int) -> None:
         testify(self._vault, self.config.wid, generation, self.config.backend)
 
