@@ -70,12 +70,8 @@ class Times:
 
     @property
     def poll(self) -> float:
-        """Time between two looks at the progress records while all of them are young.
-
-        One of these looks falls between half of the patience and all of it: from then on looks are
-        close, so seldom looks do not make a stall show later.
-        """
-        return min(0.5, max(0.02, 0.45 * self.patience))
+        """Time between two looks at the progress records while all of them are young."""
+        return min(0.25, max(0.02, self.patience / 4))
 
     @property
     def close_poll(self) -> float:
