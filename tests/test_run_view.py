@@ -376,6 +376,11 @@ TOLD: list[tuple[Fact, str]] = [
         "the coordinator (pid 99) was killed by SIGKILL; training goes on while another one starts",
     ),
     (
+        {"event": "store_exited", "pid": 98, "code": -9},
+        "the job's store (pid 98) was killed by SIGKILL; training goes on, but processes that run "
+        "now cannot reach its successor: the next loss costs the way back to a snapshot",
+    ),
+    (
         {"event": "job_joined", **AGENT, "coordinator": "10.0.0.1:29400"},
         "joined the job of the coordinator at 10.0.0.1:29400; what happens is told on the host "
         "that was started first",

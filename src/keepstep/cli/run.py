@@ -19,16 +19,11 @@ import typer
 from keepstep.cli.run_summary import render_summary
 from keepstep.cli.run_view import Narrator, RunView
 from keepstep.exit_codes import ExitCode
-from keepstep.runtime import inject
+from keepstep.runtime import inject, ports
 from keepstep.runtime.config import transport_asked
 from keepstep.runtime.handshake import new_secret
-from keepstep.runtime.session import (
-    InfrastructureError,
-    RunRequest,
-    Session,
-    free_port,
-    port_is_free,
-)
+from keepstep.runtime.kept_process import InfrastructureError
+from keepstep.runtime.session import RunRequest, Session
 from keepstep.runtime.settings import Settings, contradiction
 from keepstep.whole import write_whole
 
@@ -237,9 +232,9 @@ def _request(
             f"--nnodes {nnodes} needs a secret that every host knows: "
             "export KEEPSTEP_SECRET=$(openssl rand -hex 32) on each of them"
         )
-    if port and join is None and not port_is_free(host, port):
+    if port and join is None and not ports.is_free(host, port):
         _refuse(f"--port {port}: in use on {host}; choose another, or 0 for any free one")
-    if metrics_port and not port_is_free(host, metrics_port):
+    if metrics_port and not ports.is_free(host, metrics_port):
         _refuse(f"--metrics-port {metrics_port}: in use on {host}; choose another, or 0 for any")
     return RunRequest(
         settings=settings,
@@ -313,7 +308,7 @@ def _check_torch(version: str) -> None:
 
 def _check_host(host: str) -> None:
     try:
-        free_port(host)
+        ports.listen(host, 0).close()
     except OSError as error:
         _refuse(f"--host {host}: this machine does not have that address ({error.strerror})")
 

@@ -314,6 +314,14 @@ def _coordinator_exited(fact: Fact) -> str:
     )
 
 
+def _store_exited(fact: Fact) -> str:
+    return (
+        f"the job's store (pid {fact['pid']}) {how_it_ended(fact['code'])}; training goes on, but "
+        "processes that run now cannot reach its successor: the next loss costs the way back to a "
+        "snapshot"
+    )
+
+
 def _job_joined(fact: Fact) -> str:
     return (
         f"joined the job of the coordinator at {fact['coordinator']}; what happens is told on the "
@@ -379,6 +387,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "coordinator_away": _coordinator_away,
     "coordinator_back": _coordinator_back,
     "coordinator_exited": _coordinator_exited,
+    "store_exited": _store_exited,
     "coordinator_sought": _coordinator_sought,
     "cut_off": _cut_off,
     "events_lost": _events_lost,

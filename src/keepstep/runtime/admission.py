@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from keepstep.runtime import protocol as p
 from keepstep.runtime.failures import origin_of
 from keepstep.runtime.group import Groups
@@ -28,6 +30,13 @@ from keepstep.runtime.transfer import TransferError
 
 if TYPE_CHECKING:
     from keepstep.runtime.checkpoints import Checkpoints
+
+
+# Of an exit that makes room: peers meet in the store, and a lost connection to it stays lost.
+_STORE_LOST = (
+    "keepstep: the job's store has been restarted, and this process cannot reach the new one; "
+    "another process takes its place"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,6 +153,8 @@ class Admission:
             with _timed(seconds, "begin"):
                 self.begin()
         except Exception as error:  # a peer may vanish at any point of this
+            if isinstance(error, dist.DistNetworkError) and not self.groups.has_store():
+                sys.exit(_STORE_LOST)
             self.progress.enter(Phase.WAITING)
             self.link.send(
                 p.FormFailed(

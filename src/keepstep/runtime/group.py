@@ -61,6 +61,14 @@ class Groups:
         )
         self._note_sockets(before)
 
+    def has_store(self) -> bool:
+        """Return whether the job's store answers; a connection to it that broke stays broken."""
+        try:
+            self.store.num_keys()
+        except dist.DistNetworkError:
+            return False
+        return True
+
     def handle(self) -> str:
         """Return what peers need to take this process into a group; it changes every time."""
         return str(dist._get_reconfigure_handle())

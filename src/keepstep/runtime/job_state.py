@@ -13,6 +13,7 @@ from typing import Any
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime.detect import StragglerWindow
+from keepstep.runtime.pauses import Pauses
 from keepstep.runtime.recoveries import Recoveries
 from keepstep.runtime.roster import Agent, Change, Incident, Phase, Worker
 from keepstep.runtime.settings import Settings, Times
@@ -76,8 +77,7 @@ class JobState:
     injections: list[str] = field(default_factory=list)  # specifications, for the event log
     changed: bool = False  # must be written down before the outbox is sent
     now: float = 0.0
-    ticked: float = 0.0  # when time was looked at last
-    woke: float = 0.0  # when this process last went on after it had been held up
+    pauses: Pauses = field(default_factory=Pauses)  # of this process
     _slots_ranked: list[int | None] = field(default_factory=list)  # for which _ranks holds
     _ranks: dict[int, int] = field(default_factory=dict)  # worker -> rank
     _workers_of: dict[str, list[Worker]] = field(default_factory=dict)  # agent -> those alive
@@ -98,7 +98,7 @@ class JobState:
 
     def waited(self, since: float) -> float:
         """Return for how long something was waited for; a pause of this process is no waiting."""
-        return self.now - max(since, self.woke)
+        return self.now - max(since, self.pauses.woke)
 
     def grant_lease(self, agent: Agent) -> Times:
         """Note that the agent is granted a lease now; return the times that it is to be told.

@@ -29,7 +29,6 @@ from keepstep.runtime.changes import begin_change
 from keepstep.runtime.exits import on_exited
 from keepstep.runtime.hosts import agent_is_gone, fence_forgotten, fill
 from keepstep.runtime.job_state import JobState
-from keepstep.runtime.pauses import HELD_UP
 from keepstep.runtime.phases import go_on
 from keepstep.runtime.roster import Agent, Phase, Worker
 from keepstep.runtime.watch import (
@@ -216,9 +215,9 @@ class Membership(JobState):
         Perhaps they were as well: a whole job can be suspended. None of them uses what it computes
         after its lease has ended, so it costs nothing but time to believe in them a little longer.
         """
-        late, self.ticked = now - self.ticked - LONGEST_TICK, now
-        if late > HELD_UP:
-            self.woke = now
+        held_up = self.pauses.look(now) > 0
+        self.pauses.will_look(now, LONGEST_TICK)
+        if held_up:
             for agent in self.agents.values():
                 agent.leased_until = max(agent.leased_until, now + self.times.lease)
 

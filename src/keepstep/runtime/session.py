@@ -22,16 +22,14 @@ from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
 from keepstep.runtime.event_file import EventFile
 from keepstep.runtime.inject import Injection
+from keepstep.runtime.kept_process import InfrastructureError, KeptProcess
 from keepstep.runtime.metrics import MetricsServer
+from keepstep.runtime.ports import listen, reserve
 from keepstep.runtime.run_folder import RunFolder, place, remove_leftovers
 from keepstep.runtime.settings import Settings
 
 QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
-MAX_QUICK_DEATHS = 5
-
-
-class InfrastructureError(Exception):
-    """Something of ours, or of the machine, does not work; not the user's job."""
+QUICK_STORE_DEATH = 10.0  # the same for the store, which imports torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +71,9 @@ class Session:
     on_event: Callable[[dict[str, Any]], None]
     folder: Path = field(init=False)
     agent: Agent | None = field(default=None, init=False)
-    _coordinator: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _store: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _over: bool = field(default=False, init=False)
+    _coordinator: KeptProcess | None = field(default=None, init=False)
+    _store: KeptProcess | None = field(default=None, init=False)
+    _ports: list[socket.socket] = field(default_factory=list, init=False)  # nobody else gets them
     _written: EventFile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +88,6 @@ class Session:
         try:
             return await self._run()
         finally:
-            self._over = True
             self._stop_processes()
             folder.remove()
 
@@ -124,18 +121,17 @@ class Session:
             self._tell("open_for_hosts", address=address, hosts=request.settings.min_agents)
         job = asyncio.create_task(self.agent.run())
         interrupted = self._listen_to_signals()
-        keeper = asyncio.create_task(self._keep_coordinator())
-        await asyncio.wait({job, interrupted, keeper}, return_when=asyncio.FIRST_COMPLETED)
-        self._over = True
-        for task in (job, keeper):
-            if not task.done():
-                task.cancel()
-        await asyncio.gather(job, keeper, return_exceptions=True)
+        kept = [each for each in (self._coordinator, self._store) if each is not None]
+        tasks = [job, *(asyncio.create_task(each.keep(self._is_over)) for each in kept)]
+        await asyncio.wait({*tasks, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         metrics.close()
         self.agent.close()
         if interrupted.done():
             return RunResult(130, self.agent.summary, "interrupted")
-        for task in (job, keeper):
+        for task in tasks:
             if not task.cancelled() and task.exception() is not None:
                 raise InfrastructureError(str(task.exception())) from task.exception()
         return self._result(self.agent)
@@ -170,31 +166,54 @@ class Session:
 
     def _start_own_coordinator(self) -> int:
         request = self.request
-        port = request.port or free_port(request.host)
-        store_port = free_port(request.host)
-        self._store = subprocess.Popen(
-            [request.python, "-m", "keepstep.runtime.store", request.host, str(store_port)],
-            env={**os.environ, **import_path(request.import_from), **child_of_this()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        store_door = self._take_port(listen, 0)
+        port = int(self._take_port(reserve, request.port).getsockname()[1])
         config = {
             "host": request.host,
             "port": port,
             "journal": str(self.folder / "journal.json"),
             "events": str(request.events.resolve()) if request.events is not None else None,
-            "store": f"{request.host}:{store_port}",
+            "store": "{}:{}".format(*store_door.getsockname()),
             "name": time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"),
             "settings": dataclasses.asdict(request.settings),
             "injections": [str(injection) for injection in request.injections],
         }
         (self.folder / "coordinator.json").write_text(json.dumps(config))
-        self._start_coordinator()
+        # What processes leave in the store is used while a generation forms: another store serves
+        # as well. Their connections to the old one are lost, see ``admission``.
+        self._store = KeptProcess(
+            "job's store",
+            lambda: self._start_store(store_door),
+            QUICK_STORE_DEATH,
+            lambda ended: self._tell("store_exited", pid=ended.pid, code=ended.returncode),
+        )
+        self._coordinator = KeptProcess(
+            "coordinator", self._start_coordinator, QUICK_DEATH, self._on_coordinator_exit
+        )
         return port
 
-    def _start_coordinator(self) -> None:
-        self._coordinator = subprocess.Popen(
+    def _take_port(self, way: Callable[[str, int], socket.socket], port: int) -> socket.socket:
+        host = self.request.host
+        try:
+            taken = way(host, port)
+        except OSError as error:
+            raise InfrastructureError(f"cannot listen at {host}, port {port}: {error}") from error
+        self._ports.append(taken)
+        return taken
+
+    def _start_store(self, door: socket.socket) -> subprocess.Popen[bytes]:
+        request = self.request
+        host, port = door.getsockname()
+        return subprocess.Popen(
+            [request.python, "-m", "keepstep.runtime.store", host, str(port), str(door.fileno())],
+            env={**os.environ, **import_path(request.import_from), **child_of_this()},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[door.fileno()],
+            start_new_session=True,
+        )
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -209,29 +228,15 @@ class Session:
 
     def _kill_coordinator(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.kill()
+            self._coordinator.process.kill()
 
-    async def _keep_coordinator(self) -> None:
-        """Start the coordinator again whenever it dies before the job has ended."""
-        if self.request.join is not None:
-            await asyncio.Event().wait()
-        quick = 0
-        while not self._over:
-            began = time.monotonic()
-            await self._coordinator_exit()
-            if self._over or (self.agent is not None and self.agent.ending):
-                await asyncio.Event().wait()  # the agent decides when the job has ended
-            quick = quick + 1 if time.monotonic() - began < QUICK_DEATH else 0
-            assert self._coordinator is not None
-            self._tell(
-                "coordinator_exited",
-                pid=self._coordinator.pid,
-                code=self._coordinator.returncode,
-                lease_s=round(self.agent.lease_left, 3) if self.agent is not None else None,
-            )
-            if quick >= MAX_QUICK_DEATHS:
-                raise InfrastructureError("the coordinator does not stay up; see its output above")
-            self._start_coordinator()
+    def _on_coordinator_exit(self, process: subprocess.Popen[bytes]) -> None:
+        lease = round(self.agent.lease_left, 3) if self.agent is not None else None
+        self._tell("coordinator_exited", pid=process.pid, code=process.returncode, lease_s=lease)
+
+    def _is_over(self) -> bool:
+        """Return whether nothing but the agent is needed to end the job."""
+        return self.agent is not None and self.agent.ending
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._write_and_show({"time": round(time.time(), 4), "event": event, **facts})
@@ -243,39 +248,11 @@ class Session:
         if why:
             self.on_event({"time": fact["time"], "event": "events_lost", "why": why})
 
-    async def _coordinator_exit(self) -> None:
-        process = self._coordinator
-        assert process is not None
-        descriptor = os.pidfd_open(process.pid)
-        exited = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, exited.set)
-        try:
-            await exited.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        process.wait()
-
     def _stop_processes(self) -> None:
         if self.agent is not None:
             self.agent.close()
-        for process in (self._coordinator, self._store):
-            if process is not None:
-                process.kill()
-                process.wait()
-
-
-def free_port(host: str) -> int:
-    """Return a TCP port of ``host`` that is free now."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Return whether ``port`` can be listened on."""
-    try:
-        with socket.create_server((host, port)):
-            return True
-    except OSError:
-        return False
+        for kept in (self._coordinator, self._store):
+            if kept is not None:
+                kept.end()
+        for port in self._ports:
+            port.close()

@@ -9,13 +9,18 @@ from keepstep.parent import die_with_parent
 
 
 def main() -> None:
-    """Serve on the address in argv[1] until killed; print the port."""
+    """Serve until killed: host, port and the number of a socket that listens there are given."""
     die_with_parent()
     import torch.distributed as dist
 
-    store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False)
-    print(store.port, flush=True)
+    host, port, door = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    _keep(dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=door))
+
+
+def _keep(served: object) -> None:
+    """Wait for ever; a store serves as long as somebody refers to it."""
     threading.Event().wait()
+    del served
 
 
 if __name__ == "__main__":

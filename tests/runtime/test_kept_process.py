@@ -1,0 +1,73 @@
+"""Processes of the launcher that are started again, and ports that are kept for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from keepstep.runtime.kept_process import InfrastructureError, KeptProcess
+from keepstep.runtime.ports import is_free, listen, reserve
+
+HOST = "127.0.0.1"
+
+
+def test_one_that_does_not_stay_up_is_an_error() -> None:
+    ended: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+
+    kept = KeptProcess("helper", start, 60.0, lambda process: ended.append(process.returncode))
+    with pytest.raises(InfrastructureError, match="the helper does not stay up"):
+        asyncio.run(kept.keep(lambda: False))
+    assert ended == [3] * 5
+
+
+def test_one_that_ends_is_started_again_until_that_is_over() -> None:
+    ended: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"])
+
+    kept = KeptProcess("helper", start, 0.0, lambda process: ended.append(process.pid))
+
+    async def kill_ten_times() -> None:
+        keeper = asyncio.create_task(kept.keep(lambda: len(ended) == 10))
+        while len(ended) < 10:
+            pid = kept.process.pid
+            kept.process.kill()
+            while kept.process.pid == pid:
+                await asyncio.sleep(0.001)
+        kept.process.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(keeper, 0.2)
+        assert keeper.cancelled()  # it did not return, and nothing was started
+
+    asyncio.run(kill_ten_times())
+    assert kept.process.wait() == -9
+    assert len(ended) == 10
+    kept.end()  # may follow the process's own end
+
+
+def test_a_reserved_port_is_kept_from_others_and_can_be_listened_on_again_and_again() -> None:
+    with reserve(HOST, 0) as kept:
+        port = int(kept.getsockname()[1])
+        with socket.socket() as client:
+            assert client.connect_ex((HOST, port)) != 0  # nobody answers for it
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind((HOST, port))
+        for _ in range(2):
+            with listen(HOST, port) as door:
+                assert door.getsockname()[1] == port
+                assert not is_free(HOST, port)
+        assert is_free(HOST, port)
+
+
+def test_a_port_on_which_somebody_listens_cannot_be_reserved() -> None:
+    with listen(HOST, 0) as door, pytest.raises(OSError, match="in use"):
+        reserve(HOST, int(door.getsockname()[1]))
