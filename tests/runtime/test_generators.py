@@ -25,7 +25,16 @@ USES: list[Callable[[], Any]] = [
     lambda: numpy.random.binomial(10, 0.3),
     lambda: numpy.random.seed(3),
     lambda: torch.rand(3),
+    lambda: torch.randn(1),  # fewer than 16 numbers: made in pairs, and one is kept
+    lambda: torch.randn(1),
+    lambda: torch.randn(1, dtype=torch.float64),
+    lambda: torch.randn(1, dtype=torch.float64),
+    lambda: torch.rand(624),  # as many words as there are: their place is what it was
+    lambda: torch.randperm(9),
+    lambda: torch.nn.functional.dropout(torch.ones(9)),
+    lambda: torch.set_rng_state(torch.Generator().manual_seed(6).get_state()),
     lambda: torch.manual_seed(8),
+    lambda: torch.seed(),
 ]
 
 
@@ -58,6 +67,38 @@ def test_a_restore_gives_the_state_of_the_capture_after_any_use(number: int) -> 
         generators.restore(captured)
         assert public() == wanted
         assert generators.capture() == captured
+
+
+def test_every_generator_of_this_process_can_be_watched() -> None:
+    """Not a need, but without it each commit costs a tenth of a millisecond more."""
+    generators.capture()
+    assert generators._memory is not None
+    assert [len(view) > 2000 for view, _ in generators._memory].count(True) == 3
+
+
+@pytest.mark.parametrize("number", range(len(USES)))
+def test_any_use_is_seen_in_a_generator_that_nobody_used_for_a_while(number: int) -> None:
+    first = generators.capture()
+    assert generators.capture() is first
+    before = public()
+    USES[number]()
+    assert (generators.capture() == first) == (public() == before)
+
+
+def test_memory_that_does_not_look_as_expected_is_not_relied_upon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = generators._Watched(None, [(id(USES), 16)], generators._read_torch)
+    assert not watched.is_watchable
+    first = watched.capture()
+    torch.rand(1)
+    assert watched.capture() != first
+    monkeypatch.setattr(generators, "_torch", watched)
+    monkeypatch.setattr(generators, "_memory", None)
+    one = generators.capture()
+    assert generators._memory is None
+    torch.rand(1)
+    assert generators.capture() != one
 
 
 def test_a_cached_normal_number_that_comes_back_is_seen() -> None:

@@ -82,3 +82,28 @@ def test_an_entry_of_an_earlier_generation_does_not_count(rank: Rank) -> None:
     assert rank.records.known(1) == 2
     rank.records.begin(1)
     assert rank.records.known(1) == 1
+
+
+def test_a_rank_that_dies_after_it_went_back_is_not_taken_for_one_that_is_ahead(
+    rank: Rank, tmp_path: Path
+) -> None:
+    for number in range(5):
+        rank.step(number)
+    rank.records.begin(3)
+    assert rank.known(3) == (3, (3, 3))
+    rank.counter.value += 1
+    rank.records.note_entry(4)
+    assert rank.known(3) == (3, (3, 3))  # nothing tells that step 3 ends as it did at first
+
+
+def test_an_unchanged_state_is_confirmed_and_not_written_again(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.step(0)
+    written: list[bool] = []
+    writer = rank.records._writer
+    monkeypatch.setattr(writer, "write", lambda *_, is_commit, **__: written.append(is_commit))
+    rank.step(1)
+    assert written == [False]
+    rank.step(2, late=1)
+    assert written == [False, False, True]

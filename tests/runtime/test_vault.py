@@ -18,8 +18,9 @@ def record(count: int, is_commit: bool, data: bytes = b"d") -> RankRecord:
 
 
 def slot_file(folder: Path, wid: int) -> Path:
-    """The only slot file of ``wid`` that holds anything."""
-    (path,) = [path for path in folder.glob(f"rank-{wid}.*") if path.stat().st_size]
+    """The only slot file of ``wid`` that holds a record."""
+    slots = [folder / f"rank-{wid}.{slot}" for slot in range(vault.SLOTS)]
+    (path,) = [path for path in slots if path.stat().st_size]
     return path
 
 
@@ -33,6 +34,49 @@ def test_records_are_read_back_oldest_first(tmp_path: Path) -> None:
         record(5, False, b"five"),
         record(5, True, b"five"),
     ]
+
+
+def test_an_entry_that_was_confirmed_counts_as_the_commit_too(tmp_path: Path) -> None:
+    writer = vault.RankRecordWriter(tmp_path, 3)
+    for count in (4, 5, 6):
+        writer.write(count, is_commit=False, state=b"%d" % count)
+        assert vault.known_counts(vault.read_records(tmp_path, 3)) == (
+            (count - 1, count) if count > 4 else (-1, -1)
+        )
+        writer.confirm(count)
+        assert record(count, True, b"%d" % count) in vault.read_records(tmp_path, 3)
+        assert vault.known_counts(vault.read_records(tmp_path, 3)) == (count, count)
+    assert [r.count for r in vault.read_records(tmp_path, 3) if r.is_commit] == [5, 6]
+
+
+def test_a_confirmation_is_of_no_other_count(tmp_path: Path) -> None:
+    writer = vault.RankRecordWriter(tmp_path, 3)
+    writer.write(4, is_commit=False, state=b"4")
+    writer.confirm(4)
+    writer.write(6, is_commit=False, state=b"6")
+    assert vault.read_records(tmp_path, 3) == [record(6, False, b"6")]
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\0" * 17])
+def test_a_damaged_file_of_confirmations_confirms_nothing(tmp_path: Path, content: bytes) -> None:
+    writer = vault.RankRecordWriter(tmp_path, 3)
+    writer.write(0, is_commit=False, state=b"0")
+    writer.confirm(0)
+    (tmp_path / f"rank-3.{vault.SLOTS}").write_bytes(content)
+    assert vault.read_records(tmp_path, 3) == [record(0, False, b"0")]
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_what_was_left_before_a_generation_began_counts_no_more(tmp_path: Path, back: int) -> None:
+    writer = vault.RankRecordWriter(tmp_path, 3)
+    for count in (4, 5, 6):
+        writer.write(count, is_commit=False, state=b"old")
+        writer.confirm(count)
+        writer.write(count, is_commit=True, state=b"old")
+    writer.begin(6 - back, state=b"new")
+    assert vault.read_records(tmp_path, 3) == [record(6 - back, True, b"new")]
+    writer.write(7 - back, is_commit=False, state=b"new")
+    assert vault.read_records(tmp_path, 3)[1:] == [record(7 - back, False, b"new")]
 
 
 def test_only_the_last_two_steps_are_kept(tmp_path: Path) -> None:
@@ -281,6 +325,8 @@ def test_a_mirror_gives_the_same_records_and_the_newest_snapshot_record(tmp_path
     for count in (4, 5):
         writer.write(count, is_commit=False, state=b"%d" % count)
         writer.write(count, is_commit=True, state=b"%d" % count)
+    writer.write(6, is_commit=False, state=b"6")
+    writer.confirm(6)
     for count in (9, 10):
         vault.write_blob(home, f"snapshot/{count}/rank/12", [b"at %d" % count])
     packed = vault.read_blob(home, "mirror/12")
@@ -297,6 +343,8 @@ def test_a_mirror_cut_short_anywhere_never_gives_a_wrong_record(tmp_path: Path) 
     writer = vault.RankRecordWriter(home, 1)
     for count in (4, 5):
         writer.write(count, is_commit=True, state=b"state %d" % count)
+    writer.write(6, is_commit=False, state=b"state 6")
+    writer.confirm(6)
     whole = vault.read_records(home, 1)
     packed = vault.read_blob(home, "mirror/1")
     assert packed is not None

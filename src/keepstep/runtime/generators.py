@@ -19,6 +19,7 @@ import torch
 Part = tuple[list[Any], bytes]  # settings as plain JSON values, words
 Captured = dict[str, Part]  # by generator
 
+_LARGEST = 4096  # bytes; torch's object has some 2,600
 _HEADER = object.__basicsize__  # reference count and type: they say nothing about the state
 
 
@@ -26,36 +27,44 @@ class _Watched:
     """A generator whose state is read again only after its memory has changed."""
 
     def __init__(
-        self, owner: Any, words_at: int, words_size: int, read: Callable[[], Part]
+        self,
+        owner: Any,
+        memory: list[tuple[int, int]],
+        read: Callable[[], Part],
+        words: Callable[[bytes], bytes] = lambda state: state[: 4 * 624],
+        beside: Callable[[], Any] = lambda: None,
     ) -> None:
-        """``owner`` is its Python object; ``words_size`` is 0 if its words lie inside that."""
-        self._object_at = id(owner) + _HEADER
-        self._object_size = max(0, type(owner).__basicsize__ - _HEADER)
-        self._words_at, self._words_size = words_at, words_size
-        self._read = read
-        self._seen: tuple[bytes, bytes, Any] | None = None
-        self._owner = owner
-        self._last = read()
-        words = self._last[1][: 4 * 624]
-        where = self._fingerprint()
-        # Nothing is assumed about the interpreter: if the words are not there, look every time.
-        self._is_watchable = bool(words) and any(words in memory for memory in where[:2])
+        """``memory``: address and size of what holds the state, ``owner`` keeps it alive.
 
-    def _fingerprint(self) -> tuple[bytes, bytes, Any]:
-        return (
-            ctypes.string_at(self._object_at, self._object_size),
-            ctypes.string_at(self._words_at, self._words_size),
-            getattr(self._owner, "gauss_next", None),  # of Python's own: an attribute
-        )
+        ``words`` returns of a state that was read what lies there, ``beside`` an object that is
+        another one when something has changed that does not lie there.
+        """
+        self._owner, self._read, self._beside = owner, read, beside
+        self._views = [_view(address, size) for address, size in memory if size > 0]
+        self._look()
+        self.part = read()
+        sought = words(self.part[1])
+        # Nothing is assumed about other people's objects: if the words are not there, look always.
+        self.is_watchable = bool(sought) and any(sought in seen for _, seen in self.memory)
+
+    def _look(self) -> None:
+        self.memory = [(view, bytes(view)) for view in self._views]
+        self._seen_beside = self._beside()
 
     def capture(self) -> Part:
-        if not self._is_watchable:
-            return self._read()
-        now = self._fingerprint()
-        if now != self._seen:
-            self._last = self._read()
-            self._seen = now
-        return self._last
+        is_same = all(bytes(view) == seen for view, seen in self.memory)
+        if not (self.is_watchable and is_same and self._beside() is self._seen_beside):
+            self._look()  # first: what another thread changes meanwhile must not pass as seen
+            self.part = self._read()
+        return self.part
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def _object_memory(owner: Any) -> tuple[int, int]:
+    return id(owner) + _HEADER, type(owner).__basicsize__ - _HEADER
 
 
 def _read_python() -> Part:
@@ -63,9 +72,42 @@ def _read_python() -> Part:
     return [version, gauss], array("I", words).tobytes()
 
 
+_used_by_python: Any = random.getstate.__self__  # type: ignore[attr-defined]  # by its functions
+
+
 def _watch_python() -> _Watched:
-    owner = random.getstate.__self__  # type: ignore[attr-defined]  # what the module's functions use
-    return _Watched(owner, 0, 0, _read_python)
+    memory = [_object_memory(_used_by_python)]
+    return _Watched(_used_by_python, memory, _read_python, beside=_kept_by_python)
+
+
+def _kept_by_python() -> float | None:
+    """Return the second of two normal numbers, if it has not been taken."""
+    return _used_by_python.gauss_next  # type: ignore[no-any-return]
+
+
+def _read_torch() -> Part:
+    return [], _bytes_of(torch.default_generator.get_state())
+
+
+def _watch_torch() -> _Watched:
+    return _Watched(torch.default_generator, _memory_of_torch(), _read_torch, _words_of_torch)
+
+
+def _memory_of_torch() -> list[tuple[int, int]]:
+    """Return where the C++ object behind torch's generator lies, if that can be known."""
+    try:
+        address = int(torch.default_generator._cdata)  # type: ignore[attr-defined]
+        measure = ctypes.CDLL(None).malloc_usable_size
+    except AttributeError:
+        return []
+    measure.argtypes, measure.restype = [ctypes.c_void_p], ctypes.c_size_t
+    size = int(measure(address))
+    return [(address, size)] if 4 * 624 < size < _LARGEST else []
+
+
+def _words_of_torch(state: bytes) -> bytes:
+    """Return the words as they lie in memory: 4 bytes each, in a state 8, after a header."""
+    return array("I", array("Q", state[24 : 24 + 8 * 624])).tobytes()
 
 
 _USUAL = "MT19937"  # the bit generator of NumPy's module functions, unless it was exchanged
@@ -113,12 +155,22 @@ def _watch_numpy(numpy: Any) -> tuple[_Watched, Any]:
     owner = numpy.random.get_state.__self__
     generator = owner._bit_generator
     size = 4 * 625 if type(generator).__name__ == _USUAL else 0  # key[624], position
-    return _Watched(owner, generator.ctypes.state_address, size, _read_numpy), generator
+    words = (generator.ctypes.state_address, size)
+    return _Watched((owner, generator), [_object_memory(owner), words], _read_numpy), generator
 
 
 _python: _Watched | None = None
+_torch: _Watched | None = None
 _numpy: tuple[_Watched, Any] | None = None
 _newest: Captured = {}
+_memory: list[tuple[memoryview, bytes]] | None = None  # of ``_newest``; None: look at each part
+_beside: tuple[Any, Any] = (None, None)  # what ``_newest`` depends on too
+
+
+def _besides_memory() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    bits = numpy.random.get_state.__self__._bit_generator if numpy is not None else None
+    return _kept_by_python(), bits
 
 
 def capture() -> Captured:
@@ -126,20 +178,37 @@ def capture() -> Captured:
 
     The same object as before, if none was used.
     """
-    global _python, _numpy, _newest
-    if _python is None:
-        _python = _watch_python()
-    torch_words = _bytes_of(torch.default_generator.get_state())
-    found: Captured = {"python": _python.capture(), "torch": ([], torch_words)}
+    if _memory is not None:  # in one place: at each commit the caches are cold
+        for view, seen in _memory:
+            if bytes(view) != seen:
+                break
+        else:
+            kept, bits = _besides_memory()
+            if kept is _beside[0] and bits is _beside[1]:
+                return _newest
+    return _capture_parts()
+
+
+def _capture_parts() -> Captured:
+    global _python, _torch, _numpy, _newest, _memory, _beside
+    _beside = _besides_memory()
+    if _python is None or _torch is None:
+        _python, _torch = _watch_python(), _watch_torch()
+    found: Captured = {"python": _python.capture(), "torch": _torch.capture()}
+    watched = [_python, _torch]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        if _numpy is None or _numpy[1] is not numpy.random.get_state.__self__._bit_generator:
+        if _numpy is None or _numpy[1] is not _beside[1]:
             _numpy = _watch_numpy(numpy)
         found["numpy"] = _numpy[0].capture()
-    if torch.cuda.is_initialized():
+        watched.append(_numpy[0])
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu:
         found["cuda"] = ([], _bytes_of(torch.cuda.get_rng_state()))
     if found != _newest:
         _newest = found
+    is_all = not on_gpu and all(each.is_watchable for each in watched)
+    _memory = [entry for each in watched for entry in each.memory] if is_all else None
     return _newest
 
 

@@ -30,8 +30,9 @@ class RankRecords:
         return self._last[1]
 
     def begin(self, count: int) -> None:
-        """Leave the present state as that after ``count`` steps; earlier entries do not count."""
-        self._last = self._leave(count, is_commit=True)
+        """Leave the present state as that after ``count`` steps; nothing earlier counts."""
+        notes, state = self._last = self._present()
+        self._writer.begin(count, state=state, notes=notes)
         self._entry, self._entered, self._entry_is_exact = _NOTHING, -1, False
 
     def note_entry(self, count: int) -> None:
@@ -40,12 +41,18 @@ class RankRecords:
         Args:
             count: what the step will have committed.
         """
-        self._entry, self._entered = self._leave(count, is_commit=False), count
+        notes, state = self._entry = self._present()
+        self._entered = count
+        self._writer.write(count, is_commit=False, state=state, notes=notes)
 
     def commit(self, count: int) -> None:
         """Leave the state after ``count`` steps."""
-        self._last = self._leave(count, is_commit=True)
+        notes, state = self._last = self._present()
         self._entry_is_exact = self._entered == count and self._entry == self._last
+        if self._entry_is_exact:
+            self._writer.confirm(count)
+        else:
+            self._writer.write(count, is_commit=True, state=state, notes=notes)
 
     def known(self, committed: int) -> int:
         """Return the newest count for which this rank's state is known, as the agent finds it."""
@@ -57,8 +64,6 @@ class RankRecords:
         """Undo what an interrupted step did to the per-rank state."""
         self._state.restore_rank(self.last_state)
 
-    def _leave(self, count: int, *, is_commit: bool) -> tuple[bytes, bytes]:
-        """Write the present sample notes and state; return both."""
-        notes, state = vault.pack_notes(self._samples.runs), self._state.capture_rank()
-        self._writer.write(count, is_commit=is_commit, state=state, notes=notes)
-        return notes, state
+    def _present(self) -> tuple[bytes, bytes]:
+        """Return sample notes and state."""
+        return vault.pack_notes(self._samples.runs), self._state.capture_rank()

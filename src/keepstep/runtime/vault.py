@@ -8,6 +8,9 @@ kinds are kept for the last steps:
 * entry: written when the rank entered the last collective of that step. If the rank dies between
   the two, the entry record stands in, provided that in the step before both were equal.
 
+Mostly they are equal, and then the entry is only *confirmed*: its count is stored in a file of two
+numbers, and readers take it for both.
+
 Records carry CRCs, so one that was cut short by a kill is not mistaken for a whole one. In most
 steps only the sample notes before the state change, so the state has a place of its own and
 stays where it lies. Only the standard library is needed here: the agent reads what the worker
@@ -16,18 +19,21 @@ wrote.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import struct
 import zlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from keepstep.runtime.samples import RUN_LENGTH, Run
 
 SLOTS = 4  # commit and entry of the last two steps
+_CONFIRMED = SLOTS  # the number of the file with the counts of confirmed entries
+_COUNTS = struct.Struct("=2q")  # of even and of odd steps
 _FACTS = struct.Struct("<4sqqqqqI")  # magic, count, is_commit, sizes: room, notes, state; its crc32
 _CRC = struct.Struct("<I")  # of the facts and the notes
 _MAGIC = b"KSR2"
@@ -57,6 +63,23 @@ class RankRecordWriter:
         self._states: list[bytes | None] = [None] * SLOTS  # what lies there
         self._rooms = [0] * SLOTS
         self._state, self._crc = b"", zlib.crc32(b"")  # the newest and its CRC
+        confirmed = _slot_path(vault, wid, _CONFIRMED)
+        confirmed.write_bytes(_COUNTS.pack(-1, -1))
+        with open(confirmed, "r+b") as file:
+            self._confirmed = memoryview(mmap.mmap(file.fileno(), _COUNTS.size)).cast("q")
+
+    def begin(self, count: int, *, state: bytes, notes: bytes = b"") -> None:
+        """Leave the first commit record of a generation; all others count no more."""
+        self._confirmed[0] = self._confirmed[1] = -1
+        self.write(count, is_commit=True, state=state, notes=notes)
+        for slot in range(SLOTS):
+            if slot != _slot(count, is_commit=True):
+                os.ftruncate(self._files[slot], 0)
+                self._states[slot] = None
+
+    def confirm(self, count: int) -> None:
+        """Say that the entry record of ``count`` steps is their commit record as well."""
+        self._confirmed[count % 2] = count
 
     def write(self, count: int, *, is_commit: bool, state: bytes, notes: bytes = b"") -> None:
         """Write one record over the oldest of its kind.
@@ -69,7 +92,7 @@ class RankRecordWriter:
         head = _FACTS.pack(_MAGIC, count, is_commit, room, len(notes), len(state), self._crc)
         head += notes
         front = _CRC.pack(zlib.crc32(head)) + head
-        slot = (count % 2) * 2 + int(is_commit)
+        slot = _slot(count, is_commit=is_commit)
         if self._states[slot] is not state or self._rooms[slot] != room:
             self._states[slot], self._rooms[slot] = state, room
             front = front.ljust(room, b"\0") + state
@@ -79,6 +102,10 @@ class RankRecordWriter:
 def _room_for(notes: bytes) -> int:
     """Return where the state begins."""
     return -(-(_CRC.size + _FACTS.size + len(notes)) // _ROOM) * _ROOM
+
+
+def _slot(count: int, *, is_commit: bool) -> int:
+    return (count % 2) * 2 + int(is_commit)
 
 
 def _slot_path(vault: Path, wid: int, slot: int) -> Path:
@@ -96,7 +123,16 @@ def read_records(vault: Path, wid: int) -> list[RankRecord]:
         record = _parse(raw)
         if record is not None:
             found.append(record)
+    confirmed = _confirmed(vault, wid)
+    found += [replace(each, is_commit=True) for each in found if each.count in confirmed]
     return sorted(found, key=lambda record: (record.count, record.is_commit))
+
+
+def _confirmed(vault: Path, wid: int) -> tuple[int, ...]:
+    try:
+        return _COUNTS.unpack(_slot_path(vault, wid, _CONFIRMED).read_bytes())
+    except (OSError, struct.error):
+        return ()
 
 
 def _parse(raw: bytes) -> RankRecord | None:
@@ -206,7 +242,7 @@ def read_blob(vault: Path, name: str) -> bytes | None:
 
 def _pack_mirror(vault: Path, wid: int) -> bytes:
     """Return what another host keeps of one worker: its records and its newest snapshot record."""
-    names = [_slot_path(vault, wid, slot).name for slot in range(SLOTS)]
+    names = [_slot_path(vault, wid, slot).name for slot in [*range(SLOTS), _CONFIRMED]]
     snapshots = sorted(vault.glob(f"snapshot-*.rank-{wid}"), key=_snapshot_count)
     names += [path.name for path in snapshots[-1:]]
     parts = []
@@ -235,7 +271,7 @@ def store_mirror(vault: Path, wid: int, packed: bytes) -> None:
         name, data = raw_name.rstrip(b"\0").decode(), packed[start : start + length]
         start += length
         kind, number = name[:1], int(name[1:])
-        if kind == "r" and number < SLOTS:
+        if kind == "r" and number <= _CONFIRMED:
             target = _slot_path(vault, wid, number)
         else:
             target = _blob_path(vault, f"snapshot/{number}/rank/{wid}")
