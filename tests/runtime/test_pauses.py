@@ -110,7 +110,7 @@ def test_without_a_lease_the_training_thread_waits_until_it_is_extended(
 ) -> None:
     worker_link._progress.enter(Phase.STEP)
     set_lease(worker_link, -1.0)
-    thread = threading.Thread(target=worker_link.wait_for_lease)
+    thread = threading.Thread(target=worker_link.check_lease)
     thread.start()
     thread.join(0.2)
     assert thread.is_alive()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -231,6 +231,16 @@ def _unbound(world: Any) -> Iterator[None]:
         world.bound_device_id = bound
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """An all-reduce that has begun."""
+
+    gradients: list[torch.Tensor]
+    flat: torch.Tensor  # all of them, while ``work`` is not done
+    views: list[torch.Tensor]  # its parts, in the shapes of the gradients
+    work: Any
+
+
 class GradientAverager:
     """Averages gradients over the default group through one persistent flat buffer a dtype.
 
@@ -242,20 +252,30 @@ class GradientAverager:
         """Buffers are made at the first call."""
         self._flat: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
-    def average(self, parameters: Iterable[torch.nn.Parameter], weight: float) -> None:
+    def average(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        weight: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Replace every gradient by its mean over the ranks; ``weight`` scales this rank's share.
 
         ``weight`` is the rank's number of samples over the mean number of all ranks: 1.0 where all
-        have the same. A missing gradient counts as zero.
+        have the same. A missing gradient counts as zero. ``meanwhile`` is called while the ranks
+        exchange theirs.
         """
         by_kind: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             if parameter.requires_grad:
                 by_kind.setdefault(parameter.dtype, []).append(parameter)
-        for group in by_kind.values():
-            self._average_group(group, weight)
+        begun = [self._begin(group, weight) for group in by_kind.values()]
+        meanwhile()
+        for exchange in begun:
+            exchange.work.wait()
+            exchange.flat.div_(dist.get_world_size())
+            torch._foreach_copy_(exchange.gradients, exchange.views)
 
-    def _average_group(self, parameters: list[torch.nn.Parameter], weight: float) -> None:
+    def _begin(self, parameters: list[torch.nn.Parameter], weight: float) -> _Exchange:
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -267,9 +287,7 @@ class GradientAverager:
         torch._foreach_copy_(views, gradients)
         if weight != 1.0:
             flat.mul_(weight)
-        dist.all_reduce(flat)
-        flat.div_(dist.get_world_size())
-        torch._foreach_copy_(gradients, views)
+        return _Exchange(gradients, flat, views, dist.all_reduce(flat, async_op=True))
 
 
 def _views(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ from keepstep.runtime.protocol import (
 from keepstep.runtime.settings import Times
 
 BEATS = 4  # signs of life of the side thread in the time of one patience
+_LEASE = int(Slot.LEASE)
 LEASE_LOOK = 0.01  # seconds between two looks at a lease that has ended
 SHORTEST_BEAT, LONGEST_BEAT = 0.05, 0.25  # seconds between two of them
 
@@ -107,22 +108,33 @@ class AgentLink:
             os.kill(os.getpid(), signal.SIGKILL)
         return max(0.0, lease - now)
 
-    def wait_for_lease(self) -> None:
-        """Let the training thread use what it computed only while this host is part of the job.
+    def check(self, generation: int) -> None:
+        """Let the training thread use what the collectives of this step returned, or raise.
+
+        Raises:
+            HaltedError: ``generation`` is being left; an aborted collective returns garbage.
+        """
+        self.check_lease()
+        halt = self.halt
+        if halt is not None and halt.generation > generation and halt.at_step is None:
+            raise HaltedError
+
+    def check_lease(self) -> None:
+        """Let the training thread use what it computed, halted or not."""
+        lease = self._progress.fields[_LEASE]
+        if lease and time.monotonic_ns() > lease:
+            self._wait_for_lease()
+
+    def _wait_for_lease(self) -> None:
+        """Wait until this host is known to be part of the job.
 
         After a pause it may not be: either the lease is extended, or this process is killed.
         """
-        if self._has_lease():
-            return
         phase = Phase(self._progress[Slot.PHASE])
         self._progress.enter(Phase.WAITING)
-        while not self._has_lease():
+        while time.monotonic_ns() > self._progress[Slot.LEASE]:
             time.sleep(LEASE_LOOK)
         self._progress.enter(phase)
-
-    def _has_lease(self) -> bool:
-        lease = self._progress[Slot.LEASE]
-        return not lease or time.monotonic_ns() <= lease
 
     def _read(self) -> bool:
         data = self._connection.recv(1 << 16)

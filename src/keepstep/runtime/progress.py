@@ -51,12 +51,15 @@ class Slot(enum.IntEnum):
     PATIENCE = 11  # written by the agent: nanoseconds without progress that count as a stall
 
 
+_PHASE, _CHANGED = int(Slot.PHASE), int(Slot.CHANGED)
+
+
 class ProgressRecord:
     """The shared record; ``create`` in the agent, ``attach`` in the worker."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         """Use ``create`` or ``attach``."""
-        self._fields = memoryview(memory)[:_LIFE].cast("q")
+        self.fields = memoryview(memory)[:_LIFE].cast("q")
         self.life = LifeMutex(memory, _LIFE)
 
     @classmethod
@@ -79,16 +82,17 @@ class ProgressRecord:
 
     def __getitem__(self, slot: Slot) -> int:
         """Return one field."""
-        return self._fields[slot]
+        return self.fields[slot]
 
     def __setitem__(self, slot: Slot, value: int) -> None:
         """Store one field."""
-        self._fields[slot] = value
+        self.fields[slot] = value
 
     def enter(self, phase: Phase) -> None:
         """Publish that the training thread is in ``phase`` from now on."""
-        self[Slot.PHASE] = phase
-        self[Slot.CHANGED] = time.monotonic_ns()
+        fields = self.fields
+        fields[_PHASE] = phase
+        fields[_CHANGED] = time.monotonic_ns()
 
 
 def seconds_since(moment_ns: int, now_ns: int | None = None) -> float:

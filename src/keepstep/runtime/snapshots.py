@@ -11,7 +11,7 @@ from keepstep.runtime.decide import Snapshot, outliers
 from keepstep.runtime.protocol import SnapshotTaken
 
 FIRST_INTERVAL = 10  # steps, before the cost is known
-BUDGET = 0.002  # share of the step time that snapshots may cost
+BUDGET = 0.001  # share of the step time that snapshots may cost
 TOO_OFTEN, TOO_SELDOM = 1.2, 0.5  # what is wanted over what is: beyond these it is changed
 KEPT = 3  # snapshots that stay in a vault
 

@@ -259,8 +259,11 @@ class State:
             self._buffered = [each._buffers for each in self._modules if each._buffers]
         self._versions = list(map(_version_of, self._parameters))
         self._rest = self._besides_parameters()
-        live = [buffer for each in self._buffered for buffer in each.values()]
-        self._buffers = [buffer.detach().clone() for buffer in live if buffer is not None]
+        if self._buffered:
+            live = [buffer for each in self._buffered for buffer in each.values()]
+            self._buffers = [buffer.detach().clone() for buffer in live if buffer is not None]
+        else:
+            self._buffers = []
 
     def is_clean(self) -> bool:
         """Return whether nothing replicated changed since ``mark_clean``.
@@ -291,12 +294,18 @@ class State:
 
     def _besides_parameters(self) -> list[Any]:
         settings = [
-            [_brief(value) for key, value in group.items() if key != "params"]
+            [
+                value if type(value) in _PLAIN else _brief(value)
+                for key, value in group.items()
+                if key != "params"
+            ]
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
+        if not self._others:
+            return settings
         others = {name: item.state_dict() for name, item in self._others.items()}
-        return [settings, digest_of(encode(others).manifest()) if others else ""]
+        return [*settings, digest_of(encode(others).manifest())]
 
     def encode_replicated(self) -> Encoded:
         """Return the replicated state; CPU tensors are views of the live ones."""
@@ -372,9 +381,7 @@ def _rank_head(settings: list[Any], encoded: Encoded) -> bytes:
 
 
 def _brief(value: Any) -> Any:
-    """Return what tells a setting of an optimizer from another, without a look at the GPU."""
-    if type(value) in _PLAIN:
-        return value
+    """Return what tells one setting of an optimizer from another, without a look at the GPU."""
     return (id(value), value._version) if isinstance(value, torch.Tensor) else repr(value)
 
 

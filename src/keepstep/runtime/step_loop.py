@@ -93,7 +93,7 @@ class StepLoop:
     def _commit(self, count: int) -> None:
         # No look at halts here: the state has changed, a halt from now on finds a complete step.
         self.groups.check()
-        self.link.wait_for_lease()
+        self.link.check_lease()
         self.progress.enter(Phase.COMMIT)
         self.records.commit(count)
         self.state.mark_clean()

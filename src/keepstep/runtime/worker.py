@@ -25,7 +25,7 @@ from keepstep.runtime.config import WorkerConfig
 from keepstep.runtime.handover import Handover
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.joining import create_groups, make_endpoints, warm_up
-from keepstep.runtime.link import AgentLink, FinishedError, HaltedError
+from keepstep.runtime.link import AgentLink, FinishedError
 from keepstep.runtime.position import Position
 from keepstep.runtime.progress import Phase, ProgressRecord
 from keepstep.runtime.rank_records import RankRecords
@@ -104,7 +104,6 @@ class Supervision:
     def enter_collective(self) -> None:
         """Publish that the training thread waits for others from now on."""
         self._step_time.stretch(self._injector.slowness)
-        self.note_entry()
         self._step_time.enter_collective()
         self.progress.enter(Phase.COLLECTIVE)
 
@@ -122,10 +121,7 @@ class Supervision:
             HaltedError: the generation is being left; an aborted collective returns garbage.
         """
         self.groups.check()
-        self._link.wait_for_lease()
-        halt = self._link.halt_after(self.generation)
-        if halt is not None and halt.at_step is None:
-            raise HaltedError
+        self._link.check(self._position.generation)
 
     # --- training -------------------------------------------------------------------------------
 
