@@ -194,6 +194,37 @@ TOLD: list[tuple[Fact, str]] = [
     (
         {
             "event": "live",
+            "generation": 1,
+            "world_size": 2,
+            "step": 0,
+            "steps": 40,
+            "spares": 1,
+            "processes": [
+                {"rank": 0, "worker": 0, "pid": 70, "host": "127.0.0.1"},
+                {"rank": 1, "worker": 1, "pid": 71, "host": "127.0.0.1"},
+            ],
+        },
+        "generation 1 is in step: 2 ranks, 1 spare ready, from step 0 of 40; rank by rank: pids 70 "
+        "and 71",
+    ),
+    (
+        {
+            "event": "live",
+            "generation": 1,
+            "world_size": 2,
+            "step": 0,
+            "steps": 40,
+            "spares": 1,
+            "processes": [
+                {"rank": 0, "worker": 0, "pid": 70, "host": "10.0.0.1"},
+                {"rank": 1, "worker": 1, "pid": 70, "host": "10.0.0.2"},
+            ],
+        },
+        "generation 1 is in step: 2 ranks, 1 spare ready, from step 0 of 40",
+    ),
+    (
+        {
+            "event": "live",
             "generation": 2,
             "world_size": 2,
             "wanted": 3,
@@ -374,6 +405,11 @@ TOLD: list[tuple[Fact, str]] = [
     (
         {"event": "coordinator_exited", "pid": 99, "code": -9, "lease_s": 3.0},
         "the coordinator (pid 99) was killed by SIGKILL; training goes on while another one starts",
+    ),
+    (
+        {"event": "coordinator_exited", "pid": 99, "code": -9, "stopped_s": 1.04, "lease_s": 3.0},
+        "the coordinator (pid 99) had been stopped for 1.0 s (SIGSTOP) and was killed for it; "
+        "training goes on while another one starts",
     ),
     (
         {"event": "store_exited", "pid": 98, "code": -9},

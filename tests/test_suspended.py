@@ -57,6 +57,33 @@ def test_a_suspended_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert "did not run for" in found.output
 
 
+def test_a_coordinator_that_is_suspended_alone_is_replaced_and_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    script = (BYTELM, "--steps", "300", "--seed", "3")  # not done before a lease has ended
+    with subprocess.Popen(
+        command(tmp_path, "--workers", "2", "--spares", "1", script=script),
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as job:  # fmt: skip
+        wait_for_event(tmp_path, "live", within=180)
+        (coordinator,) = [pid for pid in processes_of(job.pid) if is_coordinator(pid)]
+        send([coordinator], signal.SIGSTOP)
+        output, _ = job.communicate(timeout=240)
+    found = collect(tmp_path, job.returncode, output)
+    assert found.exit_code == 0, found.output
+    assert found.faults == []
+    assert found.summary["generations"] == 1
+    assert [event["stopped_s"] >= 0.9 for event in found.of_kind("coordinator_exited")] == [True]
+    assert "had been stopped" in found.output
+
+
+def is_coordinator(pid: int) -> bool:
+    try:
+        return b"keepstep.runtime.coordinator" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def test_a_launcher_that_is_suspended_alone_costs_a_way_back_and_not_the_job(
     tmp_path: Path,
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from keepstep.runtime import kept_process
 from keepstep.runtime.kept_process import InfrastructureError, KeptProcess
 from keepstep.runtime.ports import is_free, listen, reserve
 
@@ -22,7 +24,7 @@ def test_one_that_does_not_stay_up_is_an_error() -> None:
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
 
-    kept = KeptProcess("helper", start, 60.0, lambda process: ended.append(process.returncode))
+    kept = KeptProcess("helper", start, 60.0, lambda process, _: ended.append(process.returncode))
     with pytest.raises(InfrastructureError, match="the helper does not stay up"):
         asyncio.run(kept.keep(lambda: False))
     assert ended == [3] * 5
@@ -34,7 +36,7 @@ def test_one_that_ends_is_started_again_until_that_is_over() -> None:
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(["sleep", "600"])
 
-    kept = KeptProcess("helper", start, 0.0, lambda process: ended.append(process.pid))
+    kept = KeptProcess("helper", start, 0.0, lambda process, _: ended.append(process.pid))
 
     async def kill_ten_times() -> None:
         keeper = asyncio.create_task(kept.keep(lambda: len(ended) == 10))
@@ -52,6 +54,34 @@ def test_one_that_ends_is_started_again_until_that_is_over() -> None:
     assert kept.process.wait() == -9
     assert len(ended) == 10
     kept.end()  # may follow the process's own end
+
+
+def test_one_that_is_stopped_is_replaced_and_one_that_goes_on_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_process, "LOOK", 0.02)
+    ended: list[float] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"])
+
+    kept = KeptProcess("helper", start, 0.0, lambda _, stopped: ended.append(stopped))
+
+    async def stop_it(seconds: float) -> None:
+        keeper = asyncio.create_task(kept.keep(lambda: False))
+        kept.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        kept.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.1)
+        keeper.cancel()
+
+    first = kept.process.pid
+    asyncio.run(stop_it(kept_process.STOPPED / 2))
+    assert (kept.process.pid, ended) == (first, [])
+    asyncio.run(stop_it(kept_process.STOPPED * 1.5))
+    assert kept.process.pid != first
+    assert [seconds >= kept_process.STOPPED for seconds in ended] == [True]
+    kept.end()
 
 
 def test_a_reserved_port_is_kept_from_others_and_can_be_listened_on_again_and_again() -> None:

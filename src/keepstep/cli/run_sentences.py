@@ -11,6 +11,7 @@ from keepstep.runtime.mixed_world import mixed_world
 Fact = dict[str, Any]
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FEW_RANKS = 8  # whose pids fit in a line
 
 
 # --- parts of sentences -------------------------------------------------------------------
@@ -158,8 +159,17 @@ def _live(fact: Fact) -> str:
     verb = "is in step" if fact["generation"] == 1 else "is formed"
     return (
         f"generation {fact['generation']} {verb}: {ranks}, {ready}, "
-        f"from step {fact['step']} of {fact['steps']}"
+        f"from step {fact['step']} of {fact['steps']}{_pids(fact)}"
     )
+
+
+def _pids(fact: Fact) -> str:
+    """Return the processes of the ranks, for the first generation of a small job on one host."""
+    processes = fact.get("processes", [])
+    hosts = {each["host"] for each in processes}
+    if fact["generation"] > 1 or len(hosts) != 1 or fact["world_size"] > FEW_RANKS:
+        return ""
+    return "; rank by rank: " + listing("pid", [each["pid"] for each in processes])
 
 
 def _resumed(fact: Fact) -> str:
@@ -309,14 +319,20 @@ def _coordinator_back(fact: Fact) -> str:
 
 def _coordinator_exited(fact: Fact) -> str:
     return (
-        f"the coordinator (pid {fact['pid']}) {how_it_ended(fact['code'])}; training goes on while "
+        f"the coordinator (pid {fact['pid']}) {_how_ours_ended(fact)}; training goes on while "
         "another one starts"
     )
 
 
+def _how_ours_ended(fact: Fact) -> str:
+    if stopped := fact.get("stopped_s"):
+        return f"had been stopped for {stopped:.1f} s (SIGSTOP) and was killed for it"
+    return how_it_ended(fact["code"])
+
+
 def _store_exited(fact: Fact) -> str:
     return (
-        f"the job's store (pid {fact['pid']}) {how_it_ended(fact['code'])}; training goes on, but "
+        f"the job's store (pid {fact['pid']}) {_how_ours_ended(fact)}; training goes on, but "
         "processes that run now cannot reach its successor: the next loss costs the way back to a "
         "snapshot"
     )

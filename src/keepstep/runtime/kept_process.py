@@ -1,4 +1,4 @@
-"""A process of the launcher's own that is started again whenever it ends."""
+"""A process of the launcher's own that is started again whenever it ends or stands still."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from keepstep.runtime import procfs
+from keepstep.runtime.pauses import Pauses
+
 MAX_QUICK_DEATHS = 5
+LOOK = 1.0  # seconds between two looks whether it is stopped
+STOPPED = 0.9  # seconds; with a look that is two thirds of the shortest lease at most
 
 
 class InfrastructureError(Exception):
@@ -18,15 +24,16 @@ class InfrastructureError(Exception):
 
 @dataclass(slots=True)
 class KeptProcess:
-    """A process that ``start`` starts; ``on_exit`` is told of each that has ended.
+    """A process that ``start`` starts; ``on_exit`` is told of each that has ended, and why.
 
-    One that lives shorter than ``quick`` seconds failed to start.
+    One that lives shorter than ``quick`` seconds failed to start. One that is stopped (SIGSTOP) is
+    killed: another can do its work.
     """
 
     name: str
     start: Callable[[], subprocess.Popen[bytes]]
     quick: float
-    on_exit: Callable[[subprocess.Popen[bytes]], None]
+    on_exit: Callable[[subprocess.Popen[bytes], float], None]  # seconds for which it was stopped
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,14 +48,35 @@ class KeptProcess:
         quick = 0
         while True:
             began = time.monotonic()
-            await _exit_of(self.process)
+            stopped = await self._exit()
             if is_over():
                 await asyncio.Event().wait()
             quick = quick + 1 if time.monotonic() - began < self.quick else 0
-            self.on_exit(self.process)
+            self.on_exit(self.process, stopped)
             if quick >= MAX_QUICK_DEATHS:
                 raise InfrastructureError(f"the {self.name} does not stay up; see its output above")
             self.process = self.start()
+
+    async def _exit(self) -> float:
+        """Wait for its end; return for how long it had been stopped when that was brought about."""
+        pauses, since, stopped = Pauses(), 0.0, 0.0
+        async with _exit_event(self.process) as exited:
+            while not exited.is_set():
+                pauses.will_look(time.monotonic(), LOOK)
+                try:
+                    await asyncio.wait_for(exited.wait(), LOOK)
+                except TimeoutError:
+                    now = time.monotonic()
+                    held_up = pauses.look(now) > 0  # perhaps it was stopped together with us
+                    if held_up or procfs.state_and_work(self.process.pid)[0] != "T":
+                        since = 0.0
+                        continue
+                    since = since or now
+                    if now - since >= STOPPED:
+                        stopped = now - since
+                        self.process.kill()
+        self.process.wait()
+        return stopped
 
     def end(self) -> None:
         """Kill it and wait until it is gone."""
@@ -56,14 +84,14 @@ class KeptProcess:
         self.process.wait()
 
 
-async def _exit_of(process: subprocess.Popen[bytes]) -> None:
+@asynccontextmanager
+async def _exit_event(process: subprocess.Popen[bytes]) -> AsyncIterator[asyncio.Event]:
     descriptor = os.pidfd_open(process.pid)
     exited = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, exited.set)
     try:
-        await exited.wait()
+        yield exited
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-    process.wait()

@@ -11,6 +11,8 @@ from keepstep.runtime.job_state import ALL, BOUNDARY_STEPS, JobState
 from keepstep.runtime.reports import tell_slowest
 from keepstep.runtime.roster import Phase
 
+MOST_TOLD = 256  # ranks whose processes the event of a generation names
+
 
 def go_on(job: JobState) -> None:
     """Take every step that has become possible."""
@@ -73,6 +75,7 @@ def _try_go_live(job: JobState) -> None:
             steps=job.steps,
             spares=len(job.ready_spares()),
             starting=len(job.starting()),
+            processes=[job.who(wid) for wid in job.members[:MOST_TOLD]],
         )
 
 

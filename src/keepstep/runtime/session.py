@@ -185,7 +185,7 @@ class Session:
             "job's store",
             lambda: self._start_store(store_door),
             QUICK_STORE_DEATH,
-            lambda ended: self._tell("store_exited", pid=ended.pid, code=ended.returncode),
+            self._on_store_exit,
         )
         self._coordinator = KeptProcess(
             "coordinator", self._start_coordinator, QUICK_DEATH, self._on_coordinator_exit
@@ -230,9 +230,12 @@ class Session:
         if self._coordinator is not None:
             self._coordinator.process.kill()
 
-    def _on_coordinator_exit(self, process: subprocess.Popen[bytes]) -> None:
+    def _on_store_exit(self, process: subprocess.Popen[bytes], stopped: float) -> None:
+        self._tell("store_exited", **_how_it_ended(process, stopped))
+
+    def _on_coordinator_exit(self, process: subprocess.Popen[bytes], stopped: float) -> None:
         lease = round(self.agent.lease_left, 3) if self.agent is not None else None
-        self._tell("coordinator_exited", pid=process.pid, code=process.returncode, lease_s=lease)
+        self._tell("coordinator_exited", **_how_it_ended(process, stopped), lease_s=lease)
 
     def _is_over(self) -> bool:
         """Return whether nothing but the agent is needed to end the job."""
@@ -256,3 +259,7 @@ class Session:
                 kept.end()
         for port in self._ports:
             port.close()
+
+
+def _how_it_ended(process: subprocess.Popen[bytes], stopped: float) -> dict[str, Any]:
+    return {"pid": process.pid, "code": process.returncode, "stopped_s": round(stopped, 1)}
