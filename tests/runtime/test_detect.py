@@ -118,6 +118,17 @@ def test_a_stopped_process_gets_no_longer_even_in_its_first_step() -> None:
     assert named([waiting(0), stopped], unproven=frozenset({0, 1})) == [(1, "stop")]
 
 
+def test_a_stopped_process_gets_half_the_patience_and_one_in_a_debugger_all_of_it() -> None:
+    def at(age: float, state: str) -> list[tuple[int | None, str]]:
+        return named([waiting(0, age), progress(1, state=state, age=age, side_age=age)])
+
+    assert at(PATIENCE * detect.STOPPED_SHARE * 0.99, "T") == []
+    assert at(PATIENCE * detect.STOPPED_SHARE, "T") == [(1, "stop")]
+    assert at(PATIENCE * 0.99, "t") == []
+    assert at(PATIENCE, "t") == [(1, "stop")]
+    assert detect.CLOSE < detect.STOPPED_SHARE  # its state is known by then
+
+
 def test_when_all_wait_at_the_same_place_nobody_is_named_and_later() -> None:
     def at(age: float) -> list[tuple[int | None, str]]:
         return named([waiting(0, age), waiting(1, age)])

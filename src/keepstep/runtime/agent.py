@@ -17,8 +17,9 @@ from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.agent_events import AgentEvents
-from keepstep.runtime.beats import Beats, beat, read_progress
+from keepstep.runtime.beats import Beats, beat, is_young, read_progress
 from keepstep.runtime.contact import Contact
+from keepstep.runtime.detect import CLOSE, is_stalled
 from keepstep.runtime.evidence import Evidence
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.inject import parse
@@ -284,6 +285,9 @@ class Agent:
             if held_up:
                 self._is_awaited = True
                 self._events.tell("held_up", seconds=round(held_up, 3))
+            elif self._is_calm(now, times):
+                pause = times.poll
+                continue
             woke = self._pauses.woke
             rows = [
                 read_progress(worker, times.patience, woke) for worker in self._processes.alive()
@@ -291,7 +295,7 @@ class Agent:
             self.rows.update((row.wid, row) for row in rows)
             ours = [row for row in rows if row.wid in self.members]
             ages = {row.wid: row.age for row in ours}
-            old = any(age >= times.patience / 2 for age in ages.values())
+            old = any(age >= CLOSE * times.patience for age in ages.values())
             pause = times.close_poll if old else times.poll
             self._evidence.call_witnesses(
                 rows,
@@ -300,7 +304,7 @@ class Agent:
                 generation=self.generation,
                 is_halted=self._halted > self.generation,
             )
-            stalled = {wid for wid, age in ages.items() if age >= times.patience}
+            stalled = {row.wid for row in ours if is_stalled(row, times.patience)}
             if self._beats.due(now, stalled, times) or held_up:
                 self._contact.send(beat(now, rows))
             newest = max((row.committed for row in ours), default=0)
@@ -309,6 +313,19 @@ class Agent:
                 until = self._lease.until_after(self._pauses.woke)
                 if now > until:
                     self._cut_off(now, until)
+
+    def _is_calm(self, now: float, times: Times) -> bool:
+        """Return whether nothing can be due; to look at all that is known takes much longer."""
+        workers = self._processes.workers
+        return (
+            self._beats.is_calm(now, times)
+            and now < self._lease.until
+            and not self._faults.plan
+            and all(is_young(workers[wid], now, times.patience) for wid in self._own_members())
+        )
+
+    def _own_members(self) -> list[int]:
+        return [wid for wid in self.members if wid in self._processes.workers]
 
     def _cut_off(self, now: float, until: float) -> None:
         """Nothing was heard of the coordinator for a whole lease: fence ourselves."""

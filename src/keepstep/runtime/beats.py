@@ -6,6 +6,7 @@ import time
 
 from keepstep.runtime import procfs
 from keepstep.runtime import protocol as p
+from keepstep.runtime.detect import CLOSE
 from keepstep.runtime.processes import WorkerProcess
 from keepstep.runtime.progress import Slot, seconds_since
 from keepstep.runtime.settings import Times
@@ -19,6 +20,10 @@ class Beats:
         self._last = 0.0
         self._stalled: set[int] = set()  # members that had run out of patience then
 
+    def is_calm(self, now: float, times: Times) -> bool:
+        """Return whether none is due unless somebody has stalled since the last one."""
+        return not self._stalled and now - self._last < times.beat
+
     def due(self, now: float, stalled: set[int], times: Times) -> bool:
         """Return whether to send one now: when it is time, at once when a stall shows."""
         interval = times.urgent_beat if stalled else times.beat
@@ -26,6 +31,11 @@ class Beats:
             return False
         self._stalled, self._last = stalled, now
         return True
+
+
+def is_young(worker: WorkerProcess, now: float, patience: float) -> bool:
+    """Return whether the worker has made progress so lately that nothing else needs to be known."""
+    return now - worker.progress.fields[Slot.CHANGED] / 1e9 < CLOSE * patience
 
 
 def beat(now: float, rows: list[p.Progress]) -> p.Beat:
@@ -49,7 +59,7 @@ def read_progress(worker: WorkerProcess, patience: float, woke: float) -> p.Prog
     changed = _latest(record[Slot.CHANGED], worker.sequence[1], awake)
     age = 0.0 if record[Slot.ALLOWED_UNTIL] > now else seconds_since(changed, now)
     state, cpu = "S", False
-    if age >= patience / 2:
+    if age >= CLOSE * patience:
         state, used = procfs.state_and_work(worker.process.pid)
         cpu = used - worker.cpu[0] > 0.2 * (now - worker.cpu[1]) / 1e9
         worker.cpu = (used, now)

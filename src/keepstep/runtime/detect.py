@@ -20,6 +20,8 @@ from keepstep.runtime.protocol import Progress
 
 BUSY_FACTOR = 3.0  # a rank that burns processor time may just have a long step
 UNKNOWN_FACTOR = 3.0  # everybody waits and nobody stands out: give it longer before we say so
+CLOSE = 0.4  # of the patience: a rank without progress for so long is looked at closely
+STOPPED_SHARE = 0.5  # of the patience, for a process that is stopped: it cannot go on by itself
 FIRST_STEP_FACTOR = 10.0  # the first step of a process compiles, allocates, connects
 _ACTIVE = (Phase.STEP, Phase.COLLECTIVE, Phase.COMMIT)
 
@@ -34,6 +36,14 @@ class Suspicion:
     evidence: str
 
 
+def is_stalled(member: Progress, patience: float) -> bool:
+    """Return whether a rank has made no progress for too long.
+
+    One that a debugger holds (state t) is given the whole patience, as any other.
+    """
+    return member.age >= (patience * STOPPED_SHARE if member.state == "T" else patience)
+
+
 def find_stalls(
     members: Sequence[Progress], patience: float, unproven: frozenset[int] = frozenset()
 ) -> list[Suspicion]:
@@ -41,11 +51,12 @@ def find_stalls(
 
     Args:
         members: progress of every member of the generation, ages in seconds.
-        patience: seconds without any progress after which a rank counts as stalled.
+        patience: seconds without any progress after which a rank counts as stalled; half of them
+            if its process is stopped.
         unproven: workers that have not committed a step yet; their first may take longer.
     """
     active = [member for member in members if member.phase in _ACTIVE]
-    stalled = [member for member in active if member.age >= patience]
+    stalled = [member for member in active if is_stalled(member, patience)]
     certain = [_certain(member, patience) for member in stalled]
     named = [suspicion for suspicion in certain if suspicion is not None]
     if named or not stalled:

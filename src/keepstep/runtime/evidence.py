@@ -9,11 +9,13 @@ from collections.abc import Callable
 from keepstep.runtime import protocol as p
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.agent_events import AgentEvents
+from keepstep.runtime.detect import CLOSE
 from keepstep.runtime.incidents import IncidentWriter, Judge, ProcessFacts, Witnesses, ending
 from keepstep.runtime.processes import Processes, WorkerProcess
 from keepstep.runtime.progress import Slot
 
-SUSPECTED = 0.6  # of the patience without progress: time to ask for evidence
+# Of the patience without progress: time to ask for evidence. CLOSE if a process is stopped.
+SUSPECTED = 0.6
 EVIDENCE_LIMIT = 10.0  # seconds that the end of the job waits for evidence to be written
 
 
@@ -69,7 +71,8 @@ class Evidence:
         """
         if self._config.kept_incidents == 0:
             return
-        limit = SUSPECTED * patience
+        is_stopped = any(row.state == "T" and row.wid in ages for row in rows)
+        limit = (CLOSE if is_stopped else SUSPECTED) * patience
         if not any(age >= limit for age in ages.values()):
             if not is_halted:
                 self._witnesses.dismiss(generation)

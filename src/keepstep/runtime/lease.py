@@ -27,7 +27,7 @@ class Lease:
         """Return when to fence the workers, after this host went on at ``woke``.
 
         The coordinator gets a whole lease to answer. What the workers compute meanwhile they do not
-        use before the lease is extended (``AgentLink.has_lease``).
+        use before the lease is extended (``AgentLink.check_lease``).
         """
         return max(self.until, woke + self.times.lease)
 

@@ -39,7 +39,7 @@ from keepstep.runtime.watch import (
     unexplained_failures,
 )
 
-LONGEST_TICK = 0.25  # seconds between two ticks
+LONGEST_TICK = 0.5  # seconds between two ticks
 ANSWER = 0.5  # of the time between two beats: nobody is given another lease so soon
 ENOUGH_LEASE = 0.6  # of a lease: with that much left it can wait until the generation lives
 LAST_HOSTS = 300.0  # seconds that hosts may be silent when no other could go on without them

@@ -75,7 +75,7 @@ class Times:
 
     @property
     def close_poll(self) -> float:
-        """The same when one is older than half the patience: a stall is seen this much late."""
+        """The same when one has become old: a stall is seen this much late."""
         return min(0.1, max(0.02, self.patience / 40))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keepstep.runtime import protocol as p
 from keepstep.runtime.blame import blamed_member
 from keepstep.runtime.changes import begin_change, plan_change
-from keepstep.runtime.detect import Suspicion, find_stalls, worth_swapping
+from keepstep.runtime.detect import Suspicion, find_stalls, is_stalled, worth_swapping
 from keepstep.runtime.faults import fence, record_fault
 from keepstep.runtime.job_state import JobState
 from keepstep.runtime.roster import Change, Phase, Worker
@@ -32,7 +32,7 @@ def on_beat(job: JobState, beat: p.Beat, patience: float) -> None:
             job.step_seconds.append(progress.step_seconds)
             del job.step_seconds[:-64]
             job.stragglers.add(progress)
-        job.stall_reported |= progress.age >= patience
+        job.stall_reported |= is_stalled(progress, patience)
     if job.phase is Phase.LIVE:
         look_around(job)
 
