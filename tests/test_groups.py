@@ -68,3 +68,18 @@ def test_a_replacement_knows_its_rank_when_it_gets_the_state_of_that_rank(tmp_pa
     assert killed.faults == [("kill", 1, "replace")]
     assert killed.digest == plain.digest
     assert len(killed.of_kind("form")) == 2
+
+
+def test_a_rank_that_raises_while_gradients_are_exchanged_leaves_no_trace(tmp_path: Path) -> None:
+    digests = set()
+    for way in ("whole", "raise"):
+        folder = tmp_path / way
+        folder.mkdir()
+        options = ("--workers", "3", "--spares", "1")
+        found = run(folder, *options, script=("tests/jobs/two_kinds.py", way))
+        assert found.exit_code == 0, found.output
+        assert [(fault, rank) for fault, rank, _ in found.faults] == [("raise", 1)] * (
+            way == "raise"
+        )
+        digests.add(found.digest)
+    assert len(digests) == 1

@@ -39,24 +39,29 @@ class _Watched:
         ``words`` returns of a state that was read what lies there, ``beside`` an object that is
         another one when something has changed that does not lie there.
         """
-        self._owner, self._read, self._beside = owner, read, beside
+        self.owner, self._read, self._beside = owner, read, beside
         self._views = [_view(address, size) for address, size in memory if size > 0]
-        self._look()
+        self._note()
         self.part = read()
         sought = words(self.part[1])
         # Nothing is assumed about other people's objects: if the words are not there, look always.
-        self.is_watchable = bool(sought) and any(sought in seen for _, seen in self.memory)
+        self.is_watchable = bool(sought) and any(sought in seen for _, seen in self._memory)
 
-    def _look(self) -> None:
-        self.memory = [(view, bytes(view)) for view in self._views]
+    def _note(self) -> None:
+        self._memory = [(view, bytes(view)) for view in self._views]
         self._seen_beside = self._beside()
 
-    def capture(self) -> Part:
-        is_same = all(bytes(view) == seen for view, seen in self.memory)
-        if not (self.is_watchable and is_same and self._beside() is self._seen_beside):
-            self._look()  # first: what another thread changes meanwhile must not pass as seen
-            self.part = self._read()
-        return self.part
+    def has_changed(self) -> bool:
+        """Read the state if it may have changed; return whether that was done."""
+        if self.is_watchable and self._beside() is self._seen_beside:
+            for view, seen in self._memory:
+                if bytes(view) != seen:
+                    break
+            else:
+                return False
+        self._note()  # first: what another thread changes meanwhile must not pass as seen
+        self.part = self._read()
+        return True
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -151,26 +156,18 @@ def _set_numpy(numpy: Any, settings: list[Any], words: bytes) -> None:
     numpy.random.set_state({**state, **buffers, "state": inner})
 
 
-def _watch_numpy(numpy: Any) -> tuple[_Watched, Any]:
-    owner = numpy.random.get_state.__self__
-    generator = owner._bit_generator
+def _watch_numpy(numpy: Any) -> _Watched:
+    state = numpy.random.get_state.__self__
+    generator = state._bit_generator
     size = 4 * 625 if type(generator).__name__ == _USUAL else 0  # key[624], position
     words = (generator.ctypes.state_address, size)
-    return _Watched((owner, generator), [_object_memory(owner), words], _read_numpy), generator
+    return _Watched(generator, [_object_memory(state), words], _read_numpy)
 
 
 _python: _Watched | None = None
 _torch: _Watched | None = None
-_numpy: tuple[_Watched, Any] | None = None
+_numpy: _Watched | None = None
 _newest: Captured = {}
-_memory: list[tuple[memoryview, bytes]] | None = None  # of ``_newest``; None: look at each part
-_beside: tuple[Any, Any] = (None, None)  # what ``_newest`` depends on too
-
-
-def _besides_memory() -> tuple[Any, Any]:
-    numpy = sys.modules.get("numpy")
-    bits = numpy.random.get_state.__self__._bit_generator if numpy is not None else None
-    return _kept_by_python(), bits
 
 
 def capture() -> Captured:
@@ -178,37 +175,29 @@ def capture() -> Captured:
 
     The same object as before, if none was used.
     """
-    if _memory is not None:  # in one place: at each commit the caches are cold
-        for view, seen in _memory:
-            if bytes(view) != seen:
-                break
-        else:
-            kept, bits = _besides_memory()
-            if kept is _beside[0] and bits is _beside[1]:
-                return _newest
-    return _capture_parts()
-
-
-def _capture_parts() -> Captured:
-    global _python, _torch, _numpy, _newest, _memory, _beside
-    _beside = _besides_memory()
+    global _python, _torch, _numpy, _newest
     if _python is None or _torch is None:
         _python, _torch = _watch_python(), _watch_torch()
-    found: Captured = {"python": _python.capture(), "torch": _torch.capture()}
-    watched = [_python, _torch]
+        _newest = {}
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        if _numpy is None or _numpy[1] is not _beside[1]:
-            _numpy = _watch_numpy(numpy)
-        found["numpy"] = _numpy[0].capture()
-        watched.append(_numpy[0])
-    on_gpu = torch.cuda.is_initialized()
-    if on_gpu:
+    if numpy is not None and (
+        _numpy is None or _numpy.owner is not numpy.random.get_state.__self__._bit_generator
+    ):
+        _numpy = _watch_numpy(numpy)
+        _newest = {}
+    changed = _python.has_changed()
+    changed |= _torch.has_changed()
+    if _numpy is not None:
+        changed |= _numpy.has_changed()
+    if not changed and _newest and "cuda" not in _newest and not torch.cuda.is_initialized():
+        return _newest
+    found = {"python": _python.part, "torch": _torch.part}
+    if _numpy is not None:
+        found["numpy"] = _numpy.part
+    if torch.cuda.is_initialized():
         found["cuda"] = ([], _bytes_of(torch.cuda.get_rng_state()))
     if found != _newest:
         _newest = found
-    is_all = not on_gpu and all(each.is_watchable for each in watched)
-    _memory = [entry for each in watched for entry in each.memory] if is_all else None
     return _newest
 
 

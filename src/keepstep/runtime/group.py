@@ -268,10 +268,17 @@ class GradientAverager:
         for parameter in parameters:
             if parameter.requires_grad:
                 by_kind.setdefault(parameter.dtype, []).append(parameter)
-        begun = [self._begin(group, weight) for group in by_kind.values()]
-        meanwhile()
+        begun: list[_Exchange] = []
+        try:
+            for group in by_kind.values():
+                begun.append(self._begin(group, weight))
+            meanwhile()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                _wait_for_all(begun)
+            raise
+        _wait_for_all(begun)
         for exchange in begun:
-            exchange.work.wait()
             exchange.flat.div_(dist.get_world_size())
             torch._foreach_copy_(exchange.gradients, exchange.views)
 
@@ -288,6 +295,22 @@ class GradientAverager:
         if weight != 1.0:
             flat.mul_(weight)
         return _Exchange(gradients, flat, views, dist.all_reduce(flat, async_op=True))
+
+
+def _wait_for_all(begun: Sequence[_Exchange]) -> None:
+    """Wait until none writes into its buffer any more, which the next generation uses again.
+
+    Raises:
+        RuntimeError: what the first of those that failed raised.
+    """
+    errors = []
+    for exchange in begun:
+        try:
+            exchange.work.wait()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _views(flat: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -95,8 +95,9 @@ class RankRecordWriter:
         slot = _slot(count, is_commit=is_commit)
         if self._states[slot] is not state or self._rooms[slot] != room:
             self._states[slot], self._rooms[slot] = state, room
-            front = front.ljust(room, b"\0") + state
-        os.pwrite(self._files[slot], front, 0)
+            os.pwritev(self._files[slot], (front.ljust(room, b"\0"), state), 0)
+        else:
+            os.pwrite(self._files[slot], front, 0)
 
 
 def _room_for(notes: bytes) -> int:
