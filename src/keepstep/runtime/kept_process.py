@@ -15,7 +15,7 @@ from keepstep.runtime.pauses import Pauses
 
 MAX_QUICK_DEATHS = 5
 LOOK = 1.0  # seconds between two looks whether it is stopped
-STOPPED = 0.9  # seconds; with a look that is two thirds of the shortest lease at most
+STOPPED = 0.9  # seconds; seen at the next look, before the shortest lease (3 s) has ended
 
 
 class InfrastructureError(Exception):
