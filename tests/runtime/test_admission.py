@@ -12,6 +12,7 @@ import torch
 from keepstep.runtime import handover, vault
 from keepstep.runtime import protocol as p
 from keepstep.runtime.admission import Admission
+from keepstep.runtime.garbage import Collection
 from keepstep.runtime.handover import Handover
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.position import Position
@@ -62,6 +63,7 @@ def member(committed: int, folder: Path) -> tuple[Admission, State, FakeLink]:
         handover=Handover(1, "127.0.0.1", "s", None),
         snapshots=unused,
         checkpoints=None,
+        collection=Collection(),
         begin=unused,
     )
     return admission, state, link

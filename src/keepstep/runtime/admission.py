@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime.failures import origin_of
+from keepstep.runtime.garbage import Collection
 from keepstep.runtime.group import Groups
 from keepstep.runtime.handover import Handover
 from keepstep.runtime.inject import Injector
@@ -57,6 +58,7 @@ class Admission:
     handover: Handover
     snapshots: SnapshotTaker
     checkpoints: Checkpoints | None
+    collection: Collection
     begin: Callable[[], None]
     _proposed: int = field(default=0, init=False)  # generation of the newest proposal
 
@@ -93,6 +95,7 @@ class Admission:
         Raises:
             FinishedError: the job is complete.
         """
+        self.collection.hold()
         encoded = first
         while True:
             halt = self.link.halt_after(max(self.position.generation, self._proposed))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from keepstep.runtime import protocol as p
 from keepstep.runtime.admission import Admission
+from keepstep.runtime.garbage import Collection
 from keepstep.runtime.group import Groups
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.link import AgentLink, FinishedError, HaltedError
@@ -45,6 +46,7 @@ class StepLoop:
     snapshots: SnapshotTaker
     checkpoints: Checkpoints | None
     admission: Admission
+    collection: Collection
 
     def run_generation(self) -> None:
         """Run steps until the generation ends; return as a member of the next one.
@@ -103,6 +105,7 @@ class StepLoop:
         if count == self.position.first_commit:
             generation = self.position.generation
             self.link.send(p.Resumed(wid=self.wid, generation=generation, committed=count, ago=0.0))
+            self.collection.release()
         self.snapshots.after_commit(count, self.steps)
         if self.checkpoints is not None:
             self.checkpoints.committed(count, self._rank_state)

@@ -22,6 +22,7 @@ from keepstep.runtime.admission import Admission
 from keepstep.runtime.bit_flip import flip_bit
 from keepstep.runtime.checkpoint_plan import Checkpoint
 from keepstep.runtime.config import WorkerConfig
+from keepstep.runtime.garbage import Collection
 from keepstep.runtime.handover import Handover
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.joining import create_groups, make_endpoints, warm_up
@@ -161,6 +162,7 @@ class Supervision:
         )
         records.begin(max(0, start))
         snapshots = SnapshotTaker(config.wid, self._vault, state, records, self._link)
+        collection = Collection()
         admission = Admission(
             wid=config.wid,
             position=self._position,
@@ -173,6 +175,7 @@ class Supervision:
             handover=self._handover,
             snapshots=snapshots,
             checkpoints=checkpoints,
+            collection=collection,
             begin=begin,
         )
         loop = StepLoop(
@@ -190,12 +193,14 @@ class Supervision:
             snapshots=snapshots,
             checkpoints=checkpoints,
             admission=admission,
+            collection=collection,
         )
         try:
             admission.enter_next(encoded)
             while True:
                 loop.run_generation()
         except FinishedError:
+            collection.release()
             self.progress.enter(Phase.LEFT)
             if self.generation == 0:
                 sys.exit(0)  # a spare that was never needed
