@@ -402,7 +402,9 @@ def test_a_silent_process_is_looked_into_from_outside(tmp_path: Path) -> None:
 def test_a_look_that_fails_says_how(tmp_path: Path) -> None:
     witnesses = looking(tmp_path, "sys.exit(1)")
     witnesses.look_into(3, 4711, 1)
-    assert witnesses.found(3, 1) == "py-spy ended with status 1; is ptrace allowed here?"
+    assert witnesses.found(3, 1) == (
+        "py-spy ended with status 1: the process was gone, or ptrace is not allowed"
+    )
 
 
 def test_a_look_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

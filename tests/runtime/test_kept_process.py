@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -54,6 +55,24 @@ def test_one_that_ends_is_started_again_until_that_is_over() -> None:
     assert kept.process.wait() == -9
     assert len(ended) == 10
     kept.end()  # may follow the process's own end
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_nobody_waits_for_one_that_ends_when_it_is_no_longer_kept(turns: int) -> None:
+    kept = KeptProcess("helper", lambda: subprocess.Popen(["sleep", "600"]), 0.0, lambda *_: None)
+
+    async def end() -> None:
+        keeper = asyncio.create_task(kept.keep(lambda: True))
+        await asyncio.sleep(0.05)
+        kept.process.kill()
+        os.waitid(os.P_PID, kept.process.pid, os.WEXITED | os.WNOWAIT)  # the loop has not seen it
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        keeper.cancel()
+        await asyncio.wait({keeper}, timeout=5)
+        assert keeper.done()
+
+    asyncio.run(end())
 
 
 def test_one_that_is_stopped_is_replaced_and_one_that_goes_on_is_not(

@@ -20,7 +20,7 @@ from keepstep.runtime.protocol import Progress
 
 BUSY_FACTOR = 3.0  # a rank that burns processor time may just have a long step
 UNKNOWN_FACTOR = 3.0  # everybody waits and nobody stands out: give it longer before we say so
-CLOSE = 0.4  # of the patience: a rank without progress for so long is looked at closely
+CLOSE = 0.3  # of the patience: a rank without progress for so long is looked at closely
 STOPPED_SHARE = 0.5  # of the patience, for a process that is stopped: it cannot go on by itself
 FIRST_STEP_FACTOR = 10.0  # the first step of a process compiles, allocates, connects
 _ACTIVE = (Phase.STEP, Phase.COLLECTIVE, Phase.COMMIT)

@@ -111,7 +111,9 @@ class Witnesses:
             look.wait()
             return "py-spy did not end"
         path = self._path(wid, generation)
-        return path if code == 0 else f"py-spy ended with status {code}; is ptrace allowed here?"
+        if code == 0:
+            return path
+        return f"py-spy ended with status {code}: the process was gone, or ptrace is not allowed"
 
     def _path(self, wid: int, generation: int) -> Path:
         return self.vault / f"pyspy-{wid}.{generation}"

@@ -64,7 +64,9 @@ class KeptProcess:
             while not exited.is_set():
                 pauses.will_look(time.monotonic(), LOOK)
                 try:
-                    await asyncio.wait_for(exited.wait(), LOOK)
+                    # Not wait_for: before Python 3.12 it loses a cancellation at the very end.
+                    async with asyncio.timeout(LOOK):
+                        await exited.wait()
                 except TimeoutError:
                     now = time.monotonic()
                     held_up = pauses.look(now) > 0  # perhaps it was stopped together with us
