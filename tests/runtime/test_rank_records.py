@@ -107,3 +107,36 @@ def test_an_unchanged_state_is_confirmed_and_not_written_again(
     assert written == [False]
     rank.step(2, late=1)
     assert written == [False, False, True]
+
+
+def test_the_last_two_commits_are_there_while_a_step_runs(rank: Rank) -> None:
+    """A rank may be one step ahead of another, in the last collective of the next."""
+    for number in range(4):
+        rank.step(number)
+    rank.counter.value += 1
+    rank.records.note_entry(5)
+    found = vault.read_records(rank.folder, 1)
+    assert vault.known_counts(found) == (4, 5)
+    assert None not in [vault.find_record(found, count) for count in (3, 4, 5)]
+
+
+def test_what_an_earlier_collective_left_is_not_taken_for_the_last_ones(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.step(0)
+    rank.counter.value += 1
+    rank.records.note_entry(2)
+    assert rank.records.has_entered(2)
+    assert rank.known(1) == (2, (1, 2))
+
+    def fail() -> dict[str, int]:
+        raise OSError("the loader does not answer")
+
+    rank.counter.value += 1
+    with monkeypatch.context() as patch:
+        patch.setattr(rank.counter, "state_dict", fail)
+        with pytest.raises(OSError, match="does not answer"):
+            rank.records.note_entry(2)
+    assert rank.known(1) == (1, (1, 1))
+    rank.records.note_entry(2)
+    assert rank.known(1) == (2, (1, 2))

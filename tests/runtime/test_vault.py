@@ -46,18 +46,30 @@ def test_an_entry_that_was_confirmed_counts_as_the_commit_too(tmp_path: Path) ->
         writer.confirm(count)
         assert record(count, True, b"%d" % count) in vault.read_records(tmp_path, 3)
         assert vault.known_counts(vault.read_records(tmp_path, 3)) == (count, count)
+    assert [r.count for r in vault.read_records(tmp_path, 3) if r.is_commit] == [4, 5, 6]
+    writer.write(7, is_commit=False, state=b"7")  # over the oldest: the last two commits stay
     assert [r.count for r in vault.read_records(tmp_path, 3) if r.is_commit] == [5, 6]
+
+
+def test_an_entry_that_holds_no_more_is_forgotten(tmp_path: Path) -> None:
+    writer, state = vault.RankRecordWriter(tmp_path, 3), b"s"
+    writer.write(5, is_commit=True, state=state)
+    writer.write(6, is_commit=False, state=state)
+    writer.forget_entry(6)
+    assert vault.read_records(tmp_path, 3) == [record(5, True, state)]
+    writer.write(6, is_commit=False, state=state)
+    assert vault.read_records(tmp_path, 3)[1:] == [record(6, False, state)]
 
 
 def test_a_confirmation_is_of_no_other_count(tmp_path: Path) -> None:
     writer = vault.RankRecordWriter(tmp_path, 3)
     writer.write(4, is_commit=False, state=b"4")
     writer.confirm(4)
-    writer.write(6, is_commit=False, state=b"6")
-    assert vault.read_records(tmp_path, 3) == [record(6, False, b"6")]
+    writer.write(7, is_commit=False, state=b"7")
+    assert vault.read_records(tmp_path, 3) == [record(7, False, b"7")]
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\0" * 17])
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\0" * 25])
 def test_a_damaged_file_of_confirmations_confirms_nothing(tmp_path: Path, content: bytes) -> None:
     writer = vault.RankRecordWriter(tmp_path, 3)
     writer.write(0, is_commit=False, state=b"0")
@@ -79,13 +91,13 @@ def test_what_was_left_before_a_generation_began_counts_no_more(tmp_path: Path, 
     assert vault.read_records(tmp_path, 3)[1:] == [record(7 - back, False, b"new")]
 
 
-def test_only_the_last_two_steps_are_kept(tmp_path: Path) -> None:
+def test_only_the_last_steps_are_kept(tmp_path: Path) -> None:
     writer = vault.RankRecordWriter(tmp_path, 0)
     for count in range(7):
         for is_commit in (False, True):
             writer.write(count, is_commit=is_commit, state=b"%d" % count)
-    assert {r.count for r in vault.read_records(tmp_path, 0)} == {5, 6}
-    assert len(vault.read_records(tmp_path, 0)) == vault.SLOTS
+    found = [(r.count, r.is_commit) for r in vault.read_records(tmp_path, 0)]
+    assert found == [(4, False), (5, False), (5, True), (6, False), (6, True)]
 
 
 def test_a_worker_that_left_nothing_has_no_records(tmp_path: Path) -> None:

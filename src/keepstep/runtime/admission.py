@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from keepstep.runtime import protocol as p
 from keepstep.runtime.failures import origin_of
 from keepstep.runtime.garbage import Collection
@@ -156,7 +154,7 @@ class Admission:
             with _timed(seconds, "begin"):
                 self.begin()
         except Exception as error:  # a peer may vanish at any point of this
-            if isinstance(error, dist.DistNetworkError) and not self.groups.has_store():
+            if isinstance(error, RuntimeError) and not self.groups.has_store():
                 sys.exit(_STORE_LOST)
             self.progress.enter(Phase.WAITING)
             self.link.send(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from keepstep.runtime.processes import WorkerProcess
 
 # A wait shorter than this is no news: ranks reach a collective one after the other, and what is
-# known of them is up to a tenth of a second old on this host and a second old of another one.
+# known of them is some tenths of a second old on this host and a second old of another one.
 WORTH_NAMING = 0.3
 WORTH_NAMING_REMOTE = 2.5
 

@@ -80,7 +80,7 @@ class Evidence:
         if self._witnesses.call():
             self._processes.pass_on(ages, p.Testify())
         for row in rows:
-            silent = row.state in ("T", "t") or row.side_age >= limit
+            silent = row.state in ("T", "t") or row.side_age >= SUSPECTED * patience
             if silent and row.wid in ages:
                 pid = self._processes.workers[row.wid].process.pid
                 self._witnesses.look_into(row.wid, pid, row.generation)

@@ -10,7 +10,10 @@ import gc
 
 
 class Collection:
-    """Automatic collection of this process; one that the script has switched off stays off."""
+    """Automatic collection of this process.
+
+    One that the script has switched off before the first generation stays off.
+    """
 
     def __init__(self) -> None:
         """Leave it as it is."""

@@ -41,27 +41,29 @@ class _Watched:
         """
         self.owner, self._read, self._beside = owner, read, beside
         self._views = [_view(address, size) for address, size in memory if size > 0]
-        self._note()
+        self._memory = self._look()
+        self._seen_beside = beside()
         self.part = read()
         sought = words(self.part[1])
         # Nothing is assumed about other people's objects: if the words are not there, look always.
         self.is_watchable = bool(sought) and any(sought in seen for _, seen in self._memory)
 
-    def _note(self) -> None:
-        self._memory = [(view, bytes(view)) for view in self._views]
-        self._seen_beside = self._beside()
+    def _look(self) -> list[tuple[memoryview, bytes]]:
+        return [(view, bytes(view)) for view in self._views]
 
-    def has_changed(self) -> bool:
-        """Read the state if it may have changed; return whether that was done."""
+    def refresh(self) -> Part:
+        """Return the state, read again if it may have changed."""
         if self.is_watchable and self._beside() is self._seen_beside:
             for view, seen in self._memory:
                 if bytes(view) != seen:
                     break
             else:
-                return False
-        self._note()  # first: what another thread changes meanwhile must not pass as seen
+                return self.part
+        # Looked at before it is read: what another thread changes meanwhile must not pass as seen.
+        looked, beside = self._look(), self._beside()
         self.part = self._read()
-        return True
+        self._memory, self._seen_beside = looked, beside
+        return self.part
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -178,22 +180,14 @@ def capture() -> Captured:
     global _python, _torch, _numpy, _newest
     if _python is None or _torch is None:
         _python, _torch = _watch_python(), _watch_torch()
-        _newest = {}
     numpy = sys.modules.get("numpy")
     if numpy is not None and (
         _numpy is None or _numpy.owner is not numpy.random.get_state.__self__._bit_generator
     ):
         _numpy = _watch_numpy(numpy)
-        _newest = {}
-    changed = _python.has_changed()
-    changed |= _torch.has_changed()
+    found = {"python": _python.refresh(), "torch": _torch.refresh()}
     if _numpy is not None:
-        changed |= _numpy.has_changed()
-    if not changed and _newest and "cuda" not in _newest and not torch.cuda.is_initialized():
-        return _newest
-    found = {"python": _python.part, "torch": _torch.part}
-    if _numpy is not None:
-        found["numpy"] = _numpy.part
+        found["numpy"] = _numpy.refresh()
     if torch.cuda.is_initialized():
         found["cuda"] = ([], _bytes_of(torch.cuda.get_rng_state()))
     if found != _newest:

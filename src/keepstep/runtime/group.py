@@ -65,7 +65,7 @@ class Groups:
         """Return whether the job's store answers; a connection to it that broke stays broken."""
         try:
             self.store.num_keys()
-        except dist.DistNetworkError:
+        except RuntimeError:  # every error of torch.distributed is one
             return False
         return True
 
@@ -250,7 +250,7 @@ class GradientAverager:
 
     def __init__(self) -> None:
         """Buffers are made at the first call."""
-        self._flat: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+        self._flat: dict[tuple[torch.dtype, torch.dtype, int], torch.Tensor] = {}
 
     def average(
         self,
@@ -288,7 +288,7 @@ class GradientAverager:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in parameters if p.grad is not None]
         total = sum(gradient.numel() for gradient in gradients)
-        key = (gradients[0].dtype, total)
+        key = (parameters[0].dtype, gradients[0].dtype, total)
         flat = self._flat.setdefault(key, gradients[0].new_empty(total))
         views = _views(flat, gradients)
         torch._foreach_copy_(views, gradients)

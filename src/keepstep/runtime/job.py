@@ -154,6 +154,12 @@ class Job:
         if self._supervision is None:
             self._averager.average(parameters, self.share_weight)
             return
+        if self._supervision.has_noted_entry:
+            # What an earlier collective of the step left holds no more: it must not be found
+            # should this rank die while the others complete the step.
+            with self.collective():
+                self._averager.average(parameters, self.share_weight)
+            return
         # The processor is free while others are waited for; what is left of this rank then comes a
         # tenth of a millisecond after it has entered. Should it die in between, its state is not
         # known, and the job goes back to a snapshot.

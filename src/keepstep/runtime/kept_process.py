@@ -40,7 +40,9 @@ class KeptProcess:
         self.process = self.start()
 
     async def keep(self, is_over: Callable[[], bool]) -> None:
-        """Start it again whenever it has ended, until ``is_over``; return never.
+        """Start it again whenever it has ended; return never.
+
+        Where ``is_over`` an end without an error is what it should do.
 
         Raises:
             InfrastructureError: it does not stay up.
@@ -49,7 +51,7 @@ class KeptProcess:
         while True:
             began = time.monotonic()
             stopped = await self._exit()
-            if is_over():
+            if is_over() and self.process.returncode == 0:
                 await asyncio.Event().wait()
             quick = quick + 1 if time.monotonic() - began < self.quick else 0
             self.on_exit(self.process, stopped)

@@ -233,7 +233,7 @@ class Membership(JobState):
         return [agent for agent in silent if self.now > agent.leased_until + LAST_HOSTS]
 
     def tick(self, now: float) -> None:
-        """Act on what did not happen. Called a few times a second."""
+        """Act on what did not happen. Called at least every ``LONGEST_TICK`` seconds."""
         self.now = now
         self._notice_pause(now)
         for agent in self._given_up():

@@ -41,9 +41,19 @@ class RankRecords:
         Args:
             count: what the step will have committed.
         """
-        notes, state = self._entry = self._present()
-        self._entered = count
+        try:
+            notes, state = self._entry = self._present()
+        except BaseException:
+            if self.has_entered(count):  # an earlier collective of the step: not what it was then
+                self._writer.forget_entry(count)
+            self._entered = -1
+            raise
         self._writer.write(count, is_commit=False, state=state, notes=notes)
+        self._entered = count
+
+    def has_entered(self, count: int) -> bool:
+        """Return whether an entry of the step that commits ``count`` was left."""
+        return self._entered == count
 
     def commit(self, count: int) -> None:
         """Leave the state after ``count`` steps."""

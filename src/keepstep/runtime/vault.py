@@ -2,14 +2,14 @@
 
 The vault is a folder in memory (``/dev/shm`` where there is one) that the agent makes. A *rank
 record* is the per-rank state (generators, data loader) at one point: ``count`` steps committed. Two
-kinds are kept for the last steps:
+kinds are kept for the last steps, so that the last two commits are there while a step runs:
 
 * commit: written when step ``count`` was complete;
 * entry: written when the rank entered the last collective of that step. If the rank dies between
   the two, the entry record stands in, provided that in the step before both were equal.
 
-Mostly they are equal, and then the entry is only *confirmed*: its count is stored in a file of two
-numbers, and readers take it for both.
+Mostly they are equal, and then the entry is only *confirmed*: its count is stored in a small file,
+and readers take it for both.
 
 Records carry CRCs, so one that was cut short by a kill is not mistaken for a whole one. In most
 steps only the sample notes before the state change, so the state has a place of its own and
@@ -31,9 +31,10 @@ from pathlib import Path
 
 from keepstep.runtime.samples import RUN_LENGTH, Run
 
-SLOTS = 4  # commit and entry of the last two steps
+ENTRIES, COMMITS = 3, 2  # of the last steps; an entry that was confirmed is needed like a commit
+SLOTS = ENTRIES + COMMITS
 _CONFIRMED = SLOTS  # the number of the file with the counts of confirmed entries
-_COUNTS = struct.Struct("=2q")  # of even and of odd steps
+_COUNTS = struct.Struct(f"={ENTRIES}q")  # one for each slot of an entry
 _FACTS = struct.Struct("<4sqqqqqI")  # magic, count, is_commit, sizes: room, notes, state; its crc32
 _CRC = struct.Struct("<I")  # of the facts and the notes
 _MAGIC = b"KSR2"
@@ -64,13 +65,14 @@ class RankRecordWriter:
         self._rooms = [0] * SLOTS
         self._state, self._crc = b"", zlib.crc32(b"")  # the newest and its CRC
         confirmed = _slot_path(vault, wid, _CONFIRMED)
-        confirmed.write_bytes(_COUNTS.pack(-1, -1))
+        confirmed.write_bytes(_COUNTS.pack(*[-1] * ENTRIES))
         with open(confirmed, "r+b") as file:
             self._confirmed = memoryview(mmap.mmap(file.fileno(), _COUNTS.size)).cast("q")
 
     def begin(self, count: int, *, state: bytes, notes: bytes = b"") -> None:
         """Leave the first commit record of a generation; all others count no more."""
-        self._confirmed[0] = self._confirmed[1] = -1
+        for slot in range(ENTRIES):
+            self._confirmed[slot] = -1
         self.write(count, is_commit=True, state=state, notes=notes)
         for slot in range(SLOTS):
             if slot != _slot(count, is_commit=True):
@@ -79,7 +81,13 @@ class RankRecordWriter:
 
     def confirm(self, count: int) -> None:
         """Say that the entry record of ``count`` steps is their commit record as well."""
-        self._confirmed[count % 2] = count
+        self._confirmed[count % ENTRIES] = count
+
+    def forget_entry(self, count: int) -> None:
+        """Drop the entry record of ``count`` steps: the state has changed, and nobody knows how."""
+        slot = _slot(count, is_commit=False)
+        os.ftruncate(self._files[slot], 0)
+        self._states[slot] = None
 
     def write(self, count: int, *, is_commit: bool, state: bytes, notes: bytes = b"") -> None:
         """Write one record over the oldest of its kind.
@@ -106,7 +114,7 @@ def _room_for(notes: bytes) -> int:
 
 
 def _slot(count: int, *, is_commit: bool) -> int:
-    return (count % 2) * 2 + int(is_commit)
+    return ENTRIES + count % COMMITS if is_commit else count % ENTRIES
 
 
 def _slot_path(vault: Path, wid: int, slot: int) -> Path:
@@ -125,7 +133,11 @@ def read_records(vault: Path, wid: int) -> list[RankRecord]:
         if record is not None:
             found.append(record)
     confirmed = _confirmed(vault, wid)
-    found += [replace(each, is_commit=True) for each in found if each.count in confirmed]
+    found += [
+        replace(each, is_commit=True)
+        for each in found
+        if not each.is_commit and each.count in confirmed
+    ]
     return sorted(found, key=lambda record: (record.count, record.is_commit))
 
 

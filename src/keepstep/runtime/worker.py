@@ -102,6 +102,11 @@ class Supervision:
         if self._records is not None:
             self._records.note_entry(self._position.step + 1)
 
+    @property
+    def has_noted_entry(self) -> bool:
+        """Whether an earlier collective of this step has left it."""
+        return self._records is not None and self._records.has_entered(self._position.step + 1)
+
     def enter_collective(self) -> None:
         """Publish that the training thread waits for others from now on."""
         self._step_time.stretch(self._injector.slowness)
