@@ -136,3 +136,22 @@ def test_garbage_is_collected_after_a_recovery_and_then_seldom(
         job.phase, job.generation = phase, generation
         coordinator._collect_garbage()
         assert len(collected) == wanted
+
+
+def test_scripts_that_go_on_after_the_training_are_waited_for(tmp_path: Path) -> None:
+    sim = several_hosts(hosts=1, workers=2, spares=0, settings={"min_agents": 1})
+    sim.until_over()
+    assert sim.job.phase is Phase.FINISHING
+    coordinator = c.Coordinator(config_in(tmp_path), "secret", sim.job)
+
+    def later(seconds: float) -> bool:
+        sim.job.now += seconds
+        coordinator._end_if_over()
+        return coordinator.ended.is_set() or coordinator._summary_sent
+
+    busy = sim.job.workers[1]
+    busy.gone = False
+    assert not later(0.0)
+    assert not later(1000 * c.LINGER)
+    busy.gone = True
+    assert later(1.0)

@@ -34,7 +34,7 @@ from keepstep.runtime.summary import summarise
 
 TICK, CALM_TICK = 0.1, LONGEST_TICK  # seconds; the second while a generation lives
 HANDSHAKE = 5.0  # seconds for a client to prove that it knows the secret
-LINGER = 20.0  # seconds to wait for agents after the end of the job
+LINGER = 20.0  # seconds to wait for agents after the end of the job and of its workers
 COLLECT = 60.0  # seconds between two collections of garbage, besides that after a recovery
 
 
@@ -217,11 +217,13 @@ class Coordinator:
         job = self.job
         if job.phase not in (Phase.FINISHING, Phase.ENDED):
             return
+        workers_gone = all(worker.gone for worker in job.workers.values())
+        if job.phase is Phase.FINISHING and not workers_gone:
+            return  # the training is complete, their scripts are not
         self._end_seen = self._end_seen or time.monotonic()
         agents_left = all(name in self.leaving for name in job.agents) if job.agents else True
         overdue = job.waited(self._end_seen) > LINGER
         lead_waits = bool(self.channels)
-        workers_gone = all(worker.gone for worker in job.workers.values())
         if (workers_gone and self._rows_are_in()) or overdue:
             self._send_summary()
         if agents_left or overdue or not lead_waits:
