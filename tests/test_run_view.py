@@ -484,6 +484,11 @@ RESUMED = {"event": "resumed", "step": 41, "after_s": 0.5, "generation": 2}
 LIVE = {"event": "live", "generation": 2, "world_size": 3, "step": 4, "steps": 9, "spares": 0}
 
 
+def test_a_rank_that_was_lost_twice_in_a_recovery_has_one_successor() -> None:
+    text = "".join(tell({**RESUMED, "replaced": [[1, 4], [1, 4], [0, 3]]}))
+    assert text.count("is now worker") == 2
+
+
 def test_a_recovery_is_two_lines() -> None:
     lines = tell(
         EXIT,

@@ -181,7 +181,8 @@ def _resumed(fact: Fact) -> str:
         f"(noticed after {max(0.0, since - seen):.2f} s), "
         f"{count(fact.get('lost_steps', 0), 'step')} lost"
     )
-    text += "".join(f"; rank {rank} is now worker {worker}" for rank, worker in replaced)
+    seats = dict.fromkeys((rank, worker) for rank, worker in replaced)  # a rank lost twice: once
+    text += "".join(f"; rank {rank} is now worker {worker}" for rank, worker in seats)
     members, wanted = fact.get("world_size"), fact.get("wanted")
     return text if members == wanted else f"{text}; {members} of {wanted} ranks"
 

@@ -70,7 +70,8 @@ def find_stalls(
 
 def _certain(member: Progress, patience: float) -> Suspicion | None:
     if member.state in ("T", "t"):
-        evidence = f"its process is stopped (state {member.state})"
+        how = "SIGSTOP, state T" if member.state == "T" else "by a debugger, state t"
+        evidence = f"its process is stopped ({how})"
         return Suspicion(wid=member.wid, fault="stop", age=member.age, evidence=evidence)
     if member.side_age >= patience:
         evidence = (

@@ -21,6 +21,7 @@ from keepstep.runtime.agent import Agent
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import import_path
 from keepstep.runtime.event_file import EventFile
+from keepstep.runtime.incidents import ending
 from keepstep.runtime.inject import Injection
 from keepstep.runtime.kept_process import InfrastructureError, KeptProcess
 from keepstep.runtime.metrics import MetricsServer
@@ -151,7 +152,8 @@ class Session:
         failed = {wid: code for wid, code in agent.codes_after_finish().items() if code != 0}
         if failed:
             wid, code = next(iter(failed.items()))
-            why = f"worker {wid} ended with exit code {code} after the training was complete"
+            rank = f"rank {agent.members.index(wid)}" if wid in agent.members else "a spare"
+            why = f"{rank} (worker {wid}) {ending(code)} after the training was complete"
             return RunResult(1, agent.summary, why)
         return RunResult(0, agent.summary)
 
