@@ -29,6 +29,9 @@ AGENT = {"agent": "a7", "host": "10.0.0.2", "generation": 1}
 
 SAVED = {"worker": 0, "step": 50, "folder": "/r/step-000050", "seconds": 1.24, "held_s": 0.0042}
 
+TWO_RANKS = {
+    "event": "live", "generation": 1, "world_size": 2, "step": 0, "steps": 40, "spares": 1,
+}  # fmt: skip
 TOLD: list[tuple[Fact, str]] = [
     (
         {"event": "checkpoint_saved", "generation": 1, **SAVED},
@@ -193,12 +196,7 @@ TOLD: list[tuple[Fact, str]] = [
     ),
     (
         {
-            "event": "live",
-            "generation": 1,
-            "world_size": 2,
-            "step": 0,
-            "steps": 40,
-            "spares": 1,
+            **TWO_RANKS,
             "processes": [
                 {"rank": 0, "worker": 0, "pid": 70, "host": "127.0.0.1"},
                 {"rank": 1, "worker": 1, "pid": 71, "host": "127.0.0.1"},
@@ -209,12 +207,7 @@ TOLD: list[tuple[Fact, str]] = [
     ),
     (
         {
-            "event": "live",
-            "generation": 1,
-            "world_size": 2,
-            "step": 0,
-            "steps": 40,
-            "spares": 1,
+            **TWO_RANKS,
             "processes": [
                 {"rank": 0, "worker": 0, "pid": 70, "host": "10.0.0.1"},
                 {"rank": 1, "worker": 1, "pid": 70, "host": "10.0.0.2"},

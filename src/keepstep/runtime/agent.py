@@ -17,7 +17,7 @@ from keepstep.runtime import protocol as p
 from keepstep.runtime import vault
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.agent_events import AgentEvents
-from keepstep.runtime.beats import Beats, beat, is_young, read_progress
+from keepstep.runtime.beats import Beats, beat, glance, read_progress
 from keepstep.runtime.contact import Contact
 from keepstep.runtime.detect import CLOSE, is_stalled
 from keepstep.runtime.evidence import Evidence
@@ -321,7 +321,7 @@ class Agent:
             self._beats.is_calm(now, times)
             and now < self._lease.until
             and not self._faults.plan
-            and all(is_young(workers[wid], now, times.patience) for wid in self._own_members())
+            and all(glance(workers[wid], now, times.patience) for wid in self._own_members())
         )
 
     def _own_members(self) -> list[int]:

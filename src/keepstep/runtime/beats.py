@@ -33,9 +33,11 @@ class Beats:
         return True
 
 
-def is_young(worker: WorkerProcess, now: float, patience: float) -> bool:
-    """Return whether the worker has made progress so lately that nothing else needs to be known."""
-    # Collectives that it enters while it is young are no news to the next full look.
+def glance(worker: WorkerProcess, now: float, patience: float) -> bool:
+    """Return whether the worker has made progress so lately that nothing else needs to be known.
+
+    The collectives that it has entered by now are noted: they are no news to the next full look.
+    """
     worker.sequence = (worker.progress.fields[Slot.SEQUENCE], worker.sequence[1])
     return now - worker.progress.fields[Slot.CHANGED] / 1e9 < CLOSE * patience
 
