@@ -44,7 +44,8 @@ def test_processes_that_die(undisturbed: Run, tmp_path: Path) -> None:
         ("kill", 1, "replace"), ("segv", 0, "replace"), ("exit", 2, "replace"),
     ]  # fmt: skip
     assert found.digest == undisturbed.digest
-    assert [r["lost_steps"] for r in found.summary["recoveries"]] == [0, 0, 0]
+    # One where the rank was lost while one other alone had got further: see test_split.py.
+    assert all(r["lost_steps"] <= 1 for r in found.summary["recoveries"])
 
 
 def test_processes_that_stall(undisturbed: Run, tmp_path: Path) -> None:
@@ -66,9 +67,8 @@ def test_steps_that_raise_and_memory_that_runs_out(undisturbed: Run, tmp_path: P
 
 
 def test_a_flipped_bit_is_found_and_undone(undisturbed: Run, tmp_path: Path) -> None:
-    # Not a kill: rank 2 might not have got as far as the flipped rank then, and receive its state.
-    found = survived(tmp_path, ["corrupt@15:0", "hang@15:1"], 2, "--patience", "2")
-    assert {fault for fault, _, _ in found.faults} == {"corrupt", "hang"}
+    found = survived(tmp_path, ["corrupt@15:0", "kill@15:1"], 2)
+    assert {fault for fault, _, _ in found.faults} == {"corrupt", "kill"}
     assert found.digest == undisturbed.digest
     assert max(r["lost_steps"] for r in found.summary["recoveries"]) > 0
 

@@ -177,9 +177,10 @@ TOLD: list[tuple[Fact, str]] = [
             "members": [0, 3, 2],
             "receivers": [3],
             "lost_steps": 1,
+            "why": "nobody could compare it",
         },
         "generation 2 begins at step 20 with workers 0, 3 and 2; state goes to worker 3; 1 step to "
-        "repeat",
+        "repeat: nobody could compare it",
     ),
     (
         {
@@ -250,12 +251,13 @@ TOLD: list[tuple[Fact, str]] = [
             "after_s": 0.5,
             "since_s": 0.5,
             "lost_steps": 1,
+            "why": "nobody could compare it",
             "replaced": [],
             "world_size": 2,
             "wanted": 3,
         },
         "generation 2 is in step again: step 40 committed 0.50 s after the fault (noticed after "
-        "0.00 s), 1 step lost; 2 of 3 ranks",
+        "0.00 s), 1 step lost (nobody could compare it); 2 of 3 ranks",
     ),
     (
         {"event": "replicas_differ", "generation": 1, "step": 40, "outvoted": [5], "ranks": [1]},
@@ -265,8 +267,25 @@ TOLD: list[tuple[Fact, str]] = [
     ),
     (
         {"event": "replicas_differ", "generation": 1, "step": 40, "outvoted": [], "ranks": []},
-        "the replicas differ after 40 steps: and no majority says which is right; nobody's live "
+        "the replicas differ after 40 steps, and no majority says which is right; nobody's live "
         "state is used, the job goes back to a snapshot on which all agreed",
+    ),
+    (
+        {
+            "event": "replicas_differ",
+            "generation": 2,
+            "step": 8,
+            "outvoted": [],
+            "ranks": [],
+            "repeated": "step 8 was repeated and ended in another state",
+        },
+        "the replicas differ after 8 steps: step 8 was repeated and ended in another state; "
+        "nobody's live state is used, the job goes back to a snapshot on which all agreed",
+    ),
+    (
+        {"event": "proven", "generation": 2, "step": 8},
+        "the state after 8 steps is proven: the repetition ended in that of the rank that alone "
+        "had got there",
     ),
     (
         {"event": "back_to_snapshot", "generation": 2, "step": 30, "why": "no rank is clean"},

@@ -13,6 +13,7 @@ from keepstep.runtime.decide import (
     Decision,
     Holding,
     NoCommonStateError,
+    Proof,
     RankSource,
     Snapshot,
     decide,
@@ -30,13 +31,24 @@ class Held:
     clean: bool
     digest: str
     entry: int
+    repeatable: bool
 
 
 def held(
-    committed: int, digest: str = "x", *, clean: bool = True, entry: int | None = None
+    committed: int,
+    digest: str = "x",
+    *,
+    clean: bool = True,
+    entry: int | None = None,
+    repeatable: bool = False,
 ) -> Holding:
-    entry = committed if entry is None else entry
-    return Held(committed=committed, clean=clean, digest=digest if clean else "", entry=entry)
+    return Held(
+        committed=committed,
+        clean=clean,
+        digest=digest if clean else "",
+        entry=committed if entry is None else entry,
+        repeatable=repeatable,
+    )
 
 
 def decided(
@@ -45,7 +57,9 @@ def decided(
     owners: dict[int, int] | None = None,
     left: dict[int, int] | None = None,
     snapshot: Snapshot | None = SNAPSHOT,
-    distrust: bool = False,
+    distrust: str = "",
+    proof: Proof | None = None,
+    same_world: bool = True,
 ) -> Decision:
     """Decide; by default everybody keeps the place that it had."""
     members = sorted(holdings) if members is None else members
@@ -57,6 +71,8 @@ def decided(
         left=left or {},
         snapshot=snapshot,
         distrust=distrust,
+        proof=proof,
+        same_world=same_world,
     )
 
 
@@ -136,8 +152,77 @@ def test_different_states_of_different_steps_are_no_contradiction() -> None:
     assert (found.source, found.suspects) == ("live", ())
 
 
+def test_a_rank_that_alone_got_further_gives_way_to_two_that_agree() -> None:
+    found = decided(
+        {1: held(7), 2: held(8, "flipped?"), 3: held(7)},
+        members=[9, 1, 2, 3],
+        owners={0: 0, 1: 1, 2: 2, 3: 3},
+        left={0: 8},
+    )
+    assert (found.source, found.start_step, found.digest) == ("live", 7, "x")
+    assert (found.donors, found.receivers) == ((1, 3), (9, 2))
+    assert found.rank_sources == {0: RankSource(wid=0, count=7), 2: RankSource(wid=2, count=7)}
+    assert found.proof is None
+    assert "alone" in found.why
+
+
+def test_of_two_survivors_on_different_steps_the_repetition_proves_who_is_right() -> None:
+    split = {0: held(8, "new", repeatable=True), 1: held(7, "old", entry=8, repeatable=True)}
+    found = decided(split)
+    assert (found.start_step, found.digest, found.donors) == (7, "old", (1,))
+    assert found.proof == Proof(committed=8, digest="new")
+    smaller = decided(split, same_world=False)
+    assert (smaller.start_step, smaller.proof) == (8, None), "other sums: it would prove nothing"
+
+
+def test_a_step_that_cannot_be_repeated_bit_for_bit_proves_nothing() -> None:
+    found = decided({0: held(8, "new", repeatable=True), 1: held(7, "old", entry=8)})
+    assert (found.start_step, found.digest, found.proof) == (8, "new", None)
+
+
+def test_several_ranks_that_got_further_and_agree_go_on() -> None:
+    found = decided(
+        {0: held(8, "new"), 1: held(8, "new"), 2: held(7, entry=8), 3: held(7, entry=8)}
+    )
+    assert (found.start_step, found.receivers) == (8, (2, 3))
+
+
+def test_a_step_is_repeated_only_where_the_per_rank_state_before_it_is_known() -> None:
+    holdings = {1: held(7), 2: held(8, "new"), 3: held(7)}
+    owners = {0: 0, 1: 1, 2: 2, 3: 3}
+    found = decided(holdings, members=[9, 1, 2, 3], owners=owners, left={0: 6})
+    assert found.source == "snapshot"
+
+
+def test_an_interrupted_repetition_still_has_to_prove_the_step() -> None:
+    proof = Proof(committed=8, digest="new")
+    same = {0: held(7, repeatable=True), 1: held(7, repeatable=True)}
+    assert decided(same, proof=proof).proof == proof
+    assert decided(same, proof=proof, same_world=False).proof is None
+
+
+def test_a_repetition_that_was_seen_to_end_as_before_is_proven() -> None:
+    found = decided(
+        {0: held(8, "new", repeatable=True), 1: held(7, entry=8, repeatable=True)},
+        proof=Proof(committed=8, digest="new"),
+    )
+    assert (found.start_step, found.proof) == (8, None)
+
+
+def test_a_repetition_that_ended_in_another_state_sends_all_back_to_the_snapshot() -> None:
+    found = decided({0: held(8), 1: held(8)}, proof=Proof(committed=8, digest="flipped"))
+    assert (found.source, found.differ, found.suspects) == ("snapshot", True, ())
+    assert "repeated" in found.why
+
+
+def test_ranks_that_are_behind_contradict_each_other_too() -> None:
+    found = decided({0: held(8, "new"), 1: held(7, entry=8), 2: held(7, "flipped", entry=8)})
+    assert (found.source, found.differ, found.suspects) == ("snapshot", True, ())
+
+
 def test_distrust_goes_back_even_if_the_rest_agrees() -> None:
-    found = decided({0: held(7), 1: held(7)}, distrust=True)
+    found = decided({0: held(7), 1: held(7)}, distrust="replicas were found to differ")
+    assert found.why == "replicas were found to differ"
     assert (found.source, found.start_step, found.digest) == ("snapshot", 3, "s")
     assert found.snapshot is SNAPSHOT
 
@@ -172,6 +257,7 @@ holding = st.builds(
     st.sampled_from("xxxy"),
     clean=st.booleans(),
     entry=st.integers(5, 8),
+    repeatable=st.booleans(),
 )
 
 
@@ -180,33 +266,52 @@ holding = st.builds(
     holdings=st.dictionaries(st.integers(0, 4), holding, max_size=5),
     newcomers=st.integers(0, 2),
     left=st.dictionaries(st.integers(5, 6), st.integers(5, 8)),
-    distrust=st.booleans(),
+    distrust=st.sampled_from(["", "", "", "they differ"]),
+    same_world=st.booleans(),
+    proof=st.none() | st.builds(Proof, committed=st.integers(5, 8), digest=st.sampled_from("xy")),
     order=st.randoms(use_true_random=False),
 )
 def test_a_decision_is_sound_and_does_not_depend_on_the_order_of_what_it_was_told(
     holdings: dict[int, Holding],
     newcomers: int,
     left: dict[int, int],
-    distrust: bool,
+    distrust: str,
+    same_world: bool,
+    proof: Proof | None,
     order: st.DataObject,
 ) -> None:
     survivors = sorted(holdings)
     members = survivors + [10 + n for n in range(newcomers)]
     owners = {rank: wid if wid < 10 else wid - 5 for rank, wid in enumerate(members)}
-    first = decided(holdings, members, owners, left, distrust=distrust)
+    rest = {"distrust": distrust, "same_world": same_world, "proof": proof}
+    first = decided(holdings, members, owners, left, **rest)  # type: ignore[arg-type]
     shuffled = list(holdings.items())
     order.shuffle(shuffled)  # type: ignore[attr-defined]
-    second = decided(dict(shuffled), members, owners, left, distrust=distrust)
+    second = decided(dict(shuffled), members, owners, left, **rest)  # type: ignore[arg-type]
     assert facts_of(first) == facts_of(second)
 
     if first.source == "snapshot":
         assert first.receivers == tuple(members)
         return
     assert not distrust
-    assert first.start_step == max(held.committed for held in holdings.values() if held.clean)
+    newest = max(held.committed for held in holdings.values() if held.clean)
+    assert first.start_step in (newest, newest - 1)
+    if first.start_step < newest:
+        alone = [held for held in holdings.values() if held.clean and held.committed == newest]
+        assert len(alone) == 1
+        wanted = Proof(committed=newest, digest=alone[0].digest)
+        assert first.proof == wanted if len(first.donors) == 1 else first.proof is None
+        assert proof != wanted
+    if first.proof is not None:
+        assert same_world
+        assert all(held.repeatable for held in holdings.values())
+        assert first.proof.committed == first.start_step + 1
+    if proof is not None and proof.committed == first.start_step:
+        assert proof.digest == first.digest
     assert sorted(first.donors + first.receivers) == sorted(members)
     for wid in first.donors:
-        assert holdings[wid] == held(first.start_step, first.digest, entry=holdings[wid].entry)
+        own = holdings[wid]
+        assert (own.committed, own.digest, own.clean) == (first.start_step, first.digest, True)
     known = left | {wid: held.entry for wid, held in holdings.items()}
     for rank, wid in enumerate(members):
         if wid in first.receivers:
@@ -223,6 +328,8 @@ def facts_of(found: Decision) -> object:
         found.receivers,
         dict(found.rank_sources),
         sorted(found.suspects),
+        found.differ,
+        found.proof,
         found.why,
     )
 

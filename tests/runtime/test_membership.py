@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,90 @@ def test_the_job_goes_on_from_the_most_advanced_survivor() -> None:
         "0": ["host0:1", "rank/0/6"],
         "1": ["host0:1", "rank/1/6"],
     }
+
+
+def split() -> SimulatedJob:
+    """Return a job of three that has lost worker 1; of the two left one got a step further."""
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.repeatable = True
+    sim.until_step(5)
+    sim.commit(sim.worker(2))
+    sim.worker(0).entry = sim.worker(1).entry = 6
+    return sim
+
+
+def told(sim: SimulatedJob, event: str) -> list[dict[str, Any]]:
+    return [each for each in sim.events if each["event"] == event]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_step_that_one_of_two_survivors_alone_completed_is_repeated_and_proven(
+    restart: bool,
+) -> None:
+    sim = split()
+    sim.held = {3}
+    sim.kill(1)
+    sim.until(lambda: len(told(sim, "member_formed")) == 5)
+    if restart:
+        sim.restart_coordinator()
+    sim.held = set()
+    completed(sim)
+    for form in sim.forms[1:]:
+        assert (form.source, form.start_step, form.prove) == ("live", 5, True)
+    assert sim.forms[1].receivers == [3, 2]
+    assert [each["step"] for each in told(sim, "proven")] == [6]
+    assert sim.job.recoveries.entries[0].lost_steps == 1
+    assert sim.job.proof is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("flipped", [0, 2])
+def test_where_the_repetition_ends_in_another_state_all_go_back_to_the_snapshot(
+    flipped: int, restart: bool
+) -> None:
+    sim = split()
+    sim.worker(flipped).base = "flipped"
+    sim.held = {3}
+    sim.kill(1)
+    sim.until(lambda: len(told(sim, "member_formed")) == 5)
+    if restart:
+        sim.restart_coordinator()
+    sim.held = set()
+    completed(sim)
+    starts = dict.fromkeys((form.source, form.start_step) for form in sim.forms[1:])
+    assert list(starts) == [("live", 5), ("snapshot", 4)]
+    assert sim.forms[-1].digest == "init:4"
+    assert fault_names(sim) == [("kill", "replace"), ("corrupt", "retry")]
+    assert "another state" in told(sim, "replicas_differ")[0]["repeated"]
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3])
+@pytest.mark.parametrize("flipped", [0, 2])
+def test_a_loss_before_the_repeated_step_is_complete_does_not_save_a_flipped_state(
+    flipped: int, victim: int
+) -> None:
+    sim = split()
+    sim.worker(flipped).base = "flipped"
+    sim.kill(1)
+    sim.held = {victim}
+    sim.until(lambda: len(told(sim, "member_formed")) == 5)  # all but the victim hold the state
+    sim.kill(victim)
+    completed(sim)
+    assert [form.source for form in sim.forms[1:]] == ["live", "live", "snapshot"]
+    assert sim.forms[-1].digest == "init:4"
+
+
+def test_a_rank_record_that_is_not_there_costs_the_way_back_to_the_snapshot() -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.records_missing = True
+    sim.until_step(7)
+    sim.kill(1)
+    completed(sim)
+    assert [(form.source, form.start_step) for form in sim.forms[1:]] == [
+        ("live", 7),
+        ("snapshot", 4),
+    ]
+    assert "not there any more" in told(sim, "back_to_snapshot")[0]["why"]
 
 
 def test_a_lost_member_that_left_too_little_sends_all_back_to_the_snapshot() -> None:

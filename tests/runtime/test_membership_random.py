@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from keepstep.runtime.roster import Phase
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
-FAULTS = ("kill", "kill", "hang", "raise", "break", "restart", "crash", "blink", "hold", "nothing")
+FAULTS = (
+    *("kill", "kill", "hang", "raise", "break", "restart", "crash", "blink", "hold", "nothing"),
+    "split",
+)
 fault = st.tuples(st.sampled_from(FAULTS), st.integers(0, 9), st.integers(0, 12))
 
 
@@ -40,12 +43,29 @@ def inject(sim: SimulatedJob, what: str, number: int) -> None:
         return
     elif what == "kill":
         sim.kill(victim.wid)
+    elif what == "split":
+        split(sim, number)
     elif what == "hang" and victim.doing == "training":
         victim.hung = True
     elif what == "raise" and victim.doing == "training":
         sim.fail_step(victim, "step", dirty=number % 2 == 0)
     elif what == "break" and victim.doing == "training":
         sim.fail_step(victim, "collective", dirty=False)
+
+
+def split(sim: SimulatedJob, number: int) -> None:
+    """Have one member complete a step that no other completes, because one of those is lost."""
+    training = [worker for worker in sim.members if worker.alive and worker.doing == "training"]
+    committed = {worker.committed for worker in sim.members}
+    if len(training) < len(sim.members) or len(training) < 2 or len(committed) > 1:
+        return
+    if training[0].committed + 1 >= sim.steps or any(worker.hung for worker in training):
+        return
+    ahead, lost = training[number % len(training)], training[(number + 1) % len(training)]
+    for worker in training:
+        worker.entry = worker.committed + 1
+    sim.commit(ahead)
+    sim.kill(lost.wid)
 
 
 def recover_contact(sim: SimulatedJob) -> None:
@@ -98,6 +118,7 @@ def judge(sim: SimulatedJob) -> None:
     spares=st.integers(0, 2),
     on_loss=st.sampled_from(["replace", "shrink", "wait"]),
     snapshots_every=st.sampled_from([0, 4]),
+    repeatable=st.booleans(),
 )
 def test_random_faults_on_one_host(
     faults: list[tuple[str, int, int]],
@@ -105,10 +126,12 @@ def test_random_faults_on_one_host(
     spares: int,
     on_loss: str,
     snapshots_every: int,
+    repeatable: bool,
 ) -> None:
     sim = one_host(
         workers, spares, 40, settings={"on_loss": on_loss}, snapshots_every=snapshots_every
     )
+    sim.repeatable = repeatable
     play(sim, faults)
     judge(sim)
 

@@ -51,6 +51,7 @@ class SimulatedWorker:
     form: p.Form | None = None
     quiet_since: float = 0.0
     told_resumed: bool = True
+    prove: bool = False
     standing: dict[str, p.Message] = field(default_factory=dict)
     taken: list[p.SnapshotTaken] = field(default_factory=list)
 
@@ -105,6 +106,8 @@ class SimulatedJob:
     coordinator_up: bool = True
     raising: dict[int, bool] = field(default_factory=dict)  # step -> after the state changed?
     raised_on: set[int] = field(default_factory=set)  # wids that raise; empty: rank 0
+    records_missing: bool = False  # those that lost ranks left
+    repeatable: bool = False  # a step that is done again gives the same bits
     snapshots_every: int = 0
     saved: dict[str, str] = field(default_factory=dict)  # digest -> base
     inbox: deque[tuple[str, p.Message]] = field(default_factory=deque)
@@ -354,6 +357,7 @@ class SimulatedJob:
                 handle=worker.handle,
                 entry=worker.entry,
                 member=worker.generation > 0,
+                repeatable=self.repeatable,
             ),
         )
 
@@ -363,13 +367,21 @@ class SimulatedJob:
         if worker.alive and not worker.hung and not superseded:
             worker.form, worker.doing = form, "forming"
 
-    def fail_forming(self, worker: SimulatedWorker, why: str) -> None:
+    def fail_forming(
+        self, worker: SimulatedWorker, why: str, *, record_missing: bool = False
+    ) -> None:
         """A worker gives up entering a generation."""
         assert worker.form is not None
         generation, worker.form, worker.doing = worker.form.generation, None, "waiting"
         self.say(
             worker.agent,
-            p.FormFailed(wid=worker.wid, generation=generation, error=why, handle=worker.handle),
+            p.FormFailed(
+                wid=worker.wid,
+                generation=generation,
+                error=why,
+                handle=worker.handle,
+                record_missing=record_missing,
+            ),
         )
 
     def form_round(self) -> None:
@@ -402,10 +414,13 @@ class SimulatedJob:
             address, name = form.rank_state[str(rank)]
             assert address in {agent.address for agent in self.agents.values() if agent.connected}
             assert name.startswith(("rank/", "snapshot/"))
+            if self.records_missing and name.startswith("rank/"):
+                self.fail_forming(worker, "it is not there", record_missing=True)
+                return
         worker.generation, worker.form, worker.doing = form.generation, None, "training"
         worker.committed = worker.entry = form.start_step
         assert worker.digest == form.digest
-        worker.told_resumed = False
+        worker.told_resumed, worker.prove = False, form.prove
         worker.quiet_since = self.now
         self.say(
             worker.agent,
@@ -444,6 +459,7 @@ class SimulatedJob:
                     generation=worker.generation,
                     committed=worker.committed,
                     ago=0.0,
+                    digest=worker.digest if worker.prove else "",
                 ),
             )
         if self.snapshots_every and worker.committed % self.snapshots_every == 0:

@@ -148,7 +148,8 @@ def _form(fact: Fact) -> str:
     text += listing("worker", fact["members"])
     if fact["receivers"]:
         text += f"; state goes to {listing('worker', fact['receivers'])}"
-    return f"{text}; {count(fact['lost_steps'], 'step')} to repeat"
+    text = f"{text}; {count(fact['lost_steps'], 'step')} to repeat"
+    return f"{text}: {fact['why']}" if fact.get("why") else text
 
 
 def _live(fact: Fact) -> str:
@@ -181,6 +182,7 @@ def _resumed(fact: Fact) -> str:
         f"(noticed after {max(0.0, since - seen):.2f} s), "
         f"{count(fact.get('lost_steps', 0), 'step')} lost"
     )
+    text += f" ({fact['why']})" if fact.get("why") else ""
     seats = dict.fromkeys((rank, worker) for rank, worker in replaced)  # a rank lost twice: once
     text += "".join(f"; rank {rank} is now worker {worker}" for rank, worker in seats)
     members, wanted = fact.get("world_size"), fact.get("wanted")
@@ -189,13 +191,22 @@ def _resumed(fact: Fact) -> str:
 
 def _replicas_differ(fact: Fact) -> str:
     ranks = [rank for rank in fact.get("ranks") or fact["outvoted"] if rank is not None]
-    if ranks:
-        verdict = f"the majority contradicts {listing('rank', ranks)}, which will be replaced"
+    if fact.get("repeated"):
+        verdict = f": {fact['repeated']}"
+    elif ranks:
+        verdict = f": the majority contradicts {listing('rank', ranks)}, which will be replaced"
     else:
-        verdict = "and no majority says which is right"
+        verdict = ", and no majority says which is right"
     return (
-        f"the replicas differ after {count(fact['step'], 'step')}: {verdict}; nobody's live state "
+        f"the replicas differ after {count(fact['step'], 'step')}{verdict}; nobody's live state "
         "is used, the job goes back to a snapshot on which all agreed"
+    )
+
+
+def _proven(fact: Fact) -> str:
+    return (
+        f"the state after {count(fact['step'], 'step')} is proven: the repetition ended in that of "
+        "the rank that alone had got there"
     )
 
 
@@ -425,6 +436,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "members_formed": _members_formed,
     "metrics": _metrics,
     "refused": _refused,
+    "proven": _proven,
     "replicas_differ": _replicas_differ,
     "resumed": _resumed,
     "stall": _stall,

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from keepstep.runtime import protocol as p
 from keepstep.runtime.failures import origin_of
 from keepstep.runtime.garbage import Collection
 from keepstep.runtime.group import Groups
-from keepstep.runtime.handover import Handover
+from keepstep.runtime.handover import Handover, RecordMissingError
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.joining import drop_gradients
 from keepstep.runtime.link import AgentLink, FinishedError, HaltedError
@@ -132,6 +134,7 @@ class Admission:
                 handle=self.groups.handle(),
                 entry=self.records.known(committed),
                 member=self.position.generation > 0,
+                repeatable=_is_repeatable(),
             )
         )
         return encoded
@@ -164,6 +167,7 @@ class Admission:
                     error=_text_of(error),
                     handle=self.groups.handle(),
                     suspect=_suspect(error, form),
+                    record_missing=isinstance(error, RecordMissingError),
                 )
             )
             return False
@@ -197,12 +201,17 @@ class Admission:
         position.generation = form.generation
         self.progress[Slot.GENERATION] = form.generation
         position.committed, position.torn = form.start_step, False
-        position.first_commit = form.start_step + 1
+        position.first_commit, position.prove = form.start_step + 1, form.prove
         self.progress[Slot.COMMITTED] = form.start_step
         self.records.begin(form.start_step)
         self.snapshots.every = form.snapshot_every
         if self.checkpoints is not None:
             self.checkpoints.begin(form.generation, rank, form.members, form.start_step)
+
+
+def _is_repeatable() -> bool:
+    """Return whether a step that is done again gives the same bits, as far as torch promises it."""
+    return not torch.cuda.is_initialized() or torch.are_deterministic_algorithms_enabled()
 
 
 def _suspect(error: Exception, form: p.Form) -> int:

@@ -11,16 +11,17 @@ from keepstep.runtime.job_state import JobState
 from keepstep.runtime.roster import Change, Phase
 
 
-def begin_change(job: JobState, why: str, *, step: int = 0, distrust: bool = False) -> None:
+def begin_change(job: JobState, why: str, *, step: int = 0, distrust: str = "") -> None:
     """Stop the present generation now; what was planned or under way is superseded.
 
-    ``step`` is the one that failed, as far as the culprit's own record tells.
+    ``step`` is the one that failed, as far as the culprit's own record tells; ``distrust`` says why
+    nobody's live state may be used.
     """
     if job.phase is Phase.ENDED:
         return
     if job.generation == 0:
         return  # nothing was formed yet; it is formed as soon as enough workers are ready
-    job.distrust |= distrust
+    job.distrust = job.distrust or distrust
     if job.phase is Phase.HALTING and job.change and job.change.at_step is None:
         return
     if job.phase is Phase.LIVE:
@@ -66,19 +67,26 @@ def _note_owners(job: JobState) -> None:
         ]
 
 
-def on_difference(job: JobState, outvoted: tuple[int, ...], step: int) -> None:
-    """Replicas differ: somebody's memory changed. Nobody's live state is used again."""
+DIFFER = "replicas were found to differ"
+
+
+def on_difference(job: JobState, outvoted: tuple[int, ...], step: int, repeated: str = "") -> None:
+    """Replicas differ: somebody's memory changed. Nobody's live state is used again.
+
+    ``repeated`` is what was found out by repeating a step, where that is how it showed.
+    """
     job.event(
         "replicas_differ",
         step=step,
         outvoted=list(outvoted),
         ranks=[job.rank_of(wid) for wid in outvoted],
+        **({"repeated": repeated} if repeated else {}),
     )
     for wid in outvoted:
         evidence = "its replica differs from the others'"
         record_fault(job, wid, "corrupt", "replace", job.now, evidence=evidence)
         fence(job, wid, evidence)
     if not outvoted:
-        evidence = "replicas differ and no majority says whose is right"
+        evidence = repeated or "replicas differ and no majority says whose is right"
         record_fault(job, None, "corrupt", "retry", job.now, evidence=evidence)
-    begin_change(job, "replicas differ", step=step, distrust=True)
+    begin_change(job, "replicas differ", step=step, distrust=DIFFER)

@@ -3,6 +3,10 @@
 The most advanced clean state wins. Whoever holds it exactly gives it to the others. If the clean
 states of one step differ, or the per-rank state of a lost rank is not known for that step, nobody's
 word is taken: all go back to the newest snapshot on which every rank agreed.
+
+One member that got a step further than all others holds a state that nobody can compare. The step
+is then repeated from the state before it: two that agree on that need no proof; where there is but
+one, the repetition has to end in the state that the other one had (``Decision.proof``).
 """
 
 from __future__ import annotations
@@ -32,6 +36,10 @@ class Holding(Protocol):
     def entry(self) -> int:
         """Newest step count for which its per-rank state is known."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether its steps give the same bits when they are done again."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
@@ -52,6 +60,14 @@ class RankSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the repetition of a step has to show: the state's digest after ``committed`` steps."""
+
+    committed: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Where the next generation starts."""
 
@@ -63,6 +79,8 @@ class Decision:
     rank_sources: Mapping[int, RankSource] = field(default_factory=dict)
     snapshot: Snapshot | None = None
     suspects: tuple[int, ...] = ()  # workers outvoted about the state they hold
+    differ: bool = False  # states that should be equal are not
+    proof: Proof | None = None
     why: str = ""
 
 
@@ -77,7 +95,9 @@ def decide(
     holdings: Mapping[int, Holding],
     left: Mapping[int, int],
     snapshot: Snapshot | None,
-    distrust: bool = False,
+    distrust: str = "",
+    proof: Proof | None = None,
+    same_world: bool = True,
 ) -> Decision:
     """Choose the start of a generation.
 
@@ -87,7 +107,9 @@ def decide(
         holdings: what each surviving worker holds; newcomers are absent.
         left: lost worker -> newest step count for which its per-rank state is known.
         snapshot: the newest common snapshot.
-        distrust: the live states were already found to differ.
+        distrust: why no live state may be used; empty: they may.
+        proof: what a repetition that may not have been completed had to show.
+        same_world: there are as many members as when the last step was done.
 
     Raises:
         NoCommonStateError: nothing to start from.
@@ -95,25 +117,65 @@ def decide(
     present = frozenset(members)
     clean = {wid: held for wid, held in holdings.items() if held.clean and wid in present}
     if distrust or not clean:
-        why = "replicas were found to differ" if distrust else "no rank holds a clean state"
-        return _from_snapshot(members, snapshot, why)
+        return _from_snapshot(members, snapshot, distrust or "no rank holds a clean state")
     newest = max(held.committed for held in clean.values())
-    winners = {wid: held for wid, held in clean.items() if held.committed == newest}
-    outvoted = outliers({wid: held.digest for wid, held in winners.items()})
-    if outvoted is not None:
-        why = f"{len(winners)} replicas of step {newest} differ"
-        return _from_snapshot(members, snapshot, why, suspects=outvoted)
+    winners = _holders(clean, newest)
+    reached = Proof(committed=newest, digest=next(iter(winners.values())).digest)
+    difference = _difference(clean, reached, proof)
+    if difference is not None:
+        suspects, why = difference
+        return _from_snapshot(members, snapshot, why, suspects, differ=True)
+    can_prove = same_world and all(held.repeatable for held in holdings.values())
+    before = _holders(clean, newest - 1)
+    if len(winners) == 1 and reached != proof and (len(before) > 1 or (before and can_prove)):
+        sources = _rank_sources(members, owners, holdings, before, left, newest - 1)
+        if sources is not None:
+            why = f"one rank alone had committed {newest} steps, and nobody could compare its state"
+            return _live(members, before, sources, reached if len(before) == 1 else None, why)
     sources = _rank_sources(members, owners, holdings, winners, left, newest)
     if sources is None:
         why = f"the per-rank state of a lost rank is not known for step {newest}"
         return _from_snapshot(members, snapshot, why)
+    is_open = proof is not None and proof.committed == newest + 1 and can_prove
+    return _live(members, winners, sources, proof if is_open else None)
+
+
+def _difference(
+    clean: Mapping[int, Holding], reached: Proof, proof: Proof | None
+) -> tuple[tuple[int, ...], str] | None:
+    """Return who is outvoted, and why states that should be equal are not; None: they are."""
+    for step in sorted({held.committed for held in clean.values()}, reverse=True):
+        holders = _holders(clean, step)
+        outvoted = outliers({wid: held.digest for wid, held in holders.items()})
+        if outvoted is not None:
+            return outvoted, f"{len(holders)} replicas of step {step} differ"
+    if proof is not None and proof.committed == reached.committed and proof != reached:
+        return (), f"step {proof.committed} was repeated and ended in another state"
+    return None
+
+
+def _holders(clean: Mapping[int, Holding], step: int) -> dict[int, Holding]:
+    return {wid: held for wid, held in clean.items() if held.committed == step}
+
+
+def _live(
+    members: Sequence[int],
+    holders: Mapping[int, Holding],
+    sources: Mapping[int, RankSource],
+    proof: Proof | None,
+    why: str = "",
+) -> Decision:
+    """Return the start from the state of ``holders``."""
+    first = next(iter(holders.values()))
     return Decision(
         source="live",
-        start_step=newest,
-        digest=next(iter(winners.values())).digest,
-        donors=tuple(winners),
-        receivers=tuple(wid for wid in members if wid not in winners),
+        start_step=first.committed,
+        digest=first.digest,
+        donors=tuple(holders),
+        receivers=tuple(wid for wid in members if wid not in holders),
         rank_sources=sources,
+        proof=proof,
+        why=why,
     )
 
 
@@ -196,6 +258,8 @@ def _from_snapshot(
     snapshot: Snapshot | None,
     why: str,
     suspects: tuple[int, ...] = (),
+    *,
+    differ: bool = False,
 ) -> Decision:
     if snapshot is None:
         raise NoCommonStateError(f"{why}, and there is no common snapshot")
@@ -206,5 +270,6 @@ def _from_snapshot(
         receivers=tuple(members),
         snapshot=snapshot,
         suspects=suspects,
+        differ=differ,
         why=why,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keepstep.runtime import protocol as p
+from keepstep.runtime.changes import DIFFER
 from keepstep.runtime.decide import (
     Decision,
     NoCommonStateError,
@@ -136,14 +137,18 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
             left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
             snapshot=job.snapshots.newest(),
             distrust=job.distrust,
+            proof=job.proof,
+            same_world=len(job.members) == sum(wid is not None for wid in job.owners),
         )
     except NoCommonStateError as error:
         abort(job, f"no state to go on from: {error}", 1)
         return None
     if decision.source == "snapshot" and not decision.suspects:
         job.event("back_to_snapshot", step=decision.start_step, why=decision.why)
-        if "differ" in decision.why:
-            job.distrust = True  # also if the generation does not come to life: some hold it still
+        if decision.differ:
+            job.distrust = (
+                DIFFER  # also if the generation does not come to life: some hold it still
+            )
             job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
     return decision
 
@@ -175,7 +180,7 @@ def _known_owners(job: JobState) -> dict[int, int]:
 
 def _expel(job: JobState, suspects: tuple[int, ...]) -> None:
     """Replace the members that the majority contradicts, then decide again."""
-    job.distrust = True
+    job.distrust = DIFFER
     for wid in suspects:
         evidence = "its replica differs from the others'"
         record_fault(job, wid, "corrupt", "replace", job.now, evidence=evidence)
@@ -193,6 +198,7 @@ def _form_generation(job: JobState, decision: Decision) -> None:
     job.change = None
     job.entered = []
     job.start_step = decision.start_step
+    job.proof, job.start_why = decision.proof, decision.why
     members = job.members
     job.generations.append([job.generation, job.start_step, len(members)])
     job.snapshots.drop_after(decision.start_step)
@@ -212,6 +218,7 @@ def _form_generation(job: JobState, decision: Decision) -> None:
         rank_state=_rank_rows(job, decision),
         snapshot_every=job.snapshots.interval,
         fired=sorted(job.fired),
+        prove=decision.proof is not None,
         timeout=job.times.form,
         mirrors=mirror_rows(job),
     )
@@ -223,6 +230,7 @@ def _form_generation(job: JobState, decision: Decision) -> None:
         source=decision.source,
         receivers=list(decision.receivers),
         lost_steps=lost,
+        **({"why": job.start_why} if job.start_why else {}),
     )
     job.changed = True
     job.form_began = job.now

@@ -11,10 +11,14 @@ from keepstep.runtime import vault
 from keepstep.runtime.exchange import Offer, fetch_payload, fetch_state
 from keepstep.runtime.link import HaltedError
 from keepstep.runtime.state import Encoded
-from keepstep.runtime.transfer import ByteServer, client
+from keepstep.runtime.transfer import AbsentError, ByteServer, client
 
 if TYPE_CHECKING:
     from keepstep.runtime.one_sided import Endpoints, Giver
+
+
+class RecordMissingError(Exception):
+    """What a rank left of its per-rank state is not where it should be."""
 
 
 class Handover:
@@ -67,10 +71,14 @@ class Handover:
         """Return the per-rank state under ``name`` in the vault at ``address``.
 
         Raises:
-            TransferError: it is not there.
+            RecordMissingError: it is not there.
+            TransferError: the vault cannot be read.
         """
         with client(address, self._secret, timeout) as connection:
-            return vault.state_in(bytes(connection.read(name)))
+            try:
+                return vault.state_in(bytes(connection.read(name)))
+            except AbsentError as error:
+                raise RecordMissingError(str(error)) from error
 
 
 def _giver(endpoints: Endpoints | None) -> Giver | None:

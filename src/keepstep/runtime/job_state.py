@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keepstep.runtime import protocol as p
+from keepstep.runtime.decide import Proof
 from keepstep.runtime.detect import StragglerWindow
 from keepstep.runtime.pauses import Pauses
 from keepstep.runtime.recoveries import Recoveries
@@ -42,7 +43,9 @@ class JobState:
     agents: dict[str, Agent] = field(default_factory=dict)
     workers: dict[int, Worker] = field(default_factory=dict)
     change: Change | None = None
-    distrust: bool = False  # live states differ: nobody's is used until a generation lives again
+    distrust: str = ""  # why nobody's live state is used until a generation lives again
+    start_why: str = ""  # why the generation did not start from the newest live state
+    proof: Proof | None = None  # what the first step of the generation has to show
     incident: Incident | None = None  # open from the first fault until a generation lives
     unnamed: dict[str, dict[int, int]] = field(default_factory=dict)  # incident -> rank -> worker
     blamed: dict[int, tuple[str, str]] = field(default_factory=dict)  # worker -> fault, evidence

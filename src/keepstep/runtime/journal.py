@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keepstep.runtime.decide import Proof
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.recoveries import Recoveries, Recovery
 from keepstep.runtime.roster import Agent, Change, Incident, Phase, Worker
@@ -89,6 +90,7 @@ def to_record(job: Membership) -> Record:
         "coordinator_restarts": job.recoveries.coordinator_restarts,
         "spares_lost": job.recoveries.spares_lost,
         "snapshot_interval": job.snapshots.interval,
+        "proof": None if job.proof is None else [job.proof.committed, job.proof.digest],
         "incident": None,
         "incident_members": None,
     }
@@ -116,6 +118,9 @@ def from_record(record: Record, now: float) -> Membership:
     found.phase = Phase(plain["phase"])
     for name in [*_PLAIN, *_LISTS, "step_seconds"]:
         setattr(found, name, plain[name])
+    if plain["proof"] is not None:
+        committed, digest = plain["proof"]
+        found.proof = Proof(committed=committed, digest=digest)
     if plain["incident"] is not None:
         generation, step, faults = plain["incident"]
         found.incident = Incident(generation, step, plain["incident_members"], faults)

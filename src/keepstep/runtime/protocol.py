@@ -84,6 +84,7 @@ class Proposal(Report):
     handle: str
     entry: int  # per-rank state is known for this many steps (committed, or one more)
     member: bool = True  # it was in a generation; a spare that never was holds only what it built
+    repeatable: bool = False  # its steps give the same bits when they are done again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +104,7 @@ class FormFailed(Report):
     error: str
     handle: str
     suspect: int = -1  # the worker that did not give what it was to give; -1: nobody
+    record_missing: bool = False  # the per-rank state that it was to take over is not there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +114,7 @@ class Resumed(Report):
     generation: int
     committed: int
     ago: float
+    digest: str = ""  # of the replicated state then, if ``Form.prove`` asked for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,6 +332,7 @@ class Form(Message):
     fired: list[int]
     timeout: float
     mirrors: dict[str, list[Any]]  # agent -> [address of the vault that it mirrors, workers there]
+    prove: bool = False  # ``Resumed`` has to say the state's digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

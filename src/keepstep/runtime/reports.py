@@ -96,7 +96,12 @@ def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None
     if message.generation == job.generation and job.phase is Phase.FORMING:
         job.event("form_failed", **job.who(worker.wid), error=message.error[:300])
         _suspect(job, message)
-        begin_change(job, f"worker {worker.wid} could not enter: {message.error[:80]}")
+        distrust = "what a lost rank left of its per-rank state is not there any more"
+        begin_change(
+            job,
+            f"worker {worker.wid} could not enter: {message.error[:80]}",
+            distrust=distrust if message.record_missing else "",
+        )
 
 
 def _suspect(job: JobState, message: p.FormFailed) -> None:
@@ -115,7 +120,7 @@ def _suspect(job: JobState, message: p.FormFailed) -> None:
 def on_resumed(job: JobState, worker: Worker, message: p.Resumed) -> None:
     """It committed the first step of a generation."""
     worker.proven = True
-    if message.generation != job.generation:
+    if message.generation != job.generation or not _proves(job, message):
         return
     cost = job.recoveries.on_resumed(job.now - message.ago, full=job.is_full)
     if cost is not None:
@@ -127,8 +132,23 @@ def on_resumed(job: JobState, worker: Worker, message: p.Resumed) -> None:
             after_s=round(cost, 4),
             world_size=len(job.members),
             wanted=job.settings.world_size,
+            **({"why": job.start_why} if job.start_why else {}),
             **job.recoveries.last_healed(job.members),
         )
+
+
+def _proves(job: JobState, message: p.Resumed) -> bool:
+    """Return whether a repeated step has ended in the state in which it has to end."""
+    proof = job.proof
+    if proof is None or not message.digest:
+        return True
+    if message.digest != proof.digest:
+        why = f"step {proof.committed} was repeated and ended in another state"
+        on_difference(job, (), proof.committed, repeated=why)
+        return False
+    job.event("proven", step=proof.committed)
+    job.proof, job.changed = None, True
+    return True
 
 
 def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -> None:

@@ -103,12 +103,25 @@ class StepLoop:
         self.position.committed = count
         self.progress[Slot.COMMITTED] = count
         if count == self.position.first_commit:
-            generation = self.position.generation
-            self.link.send(p.Resumed(wid=self.wid, generation=generation, committed=count, ago=0.0))
+            self._tell_resumed(count)
             self.collection.release()
         self.snapshots.after_commit(count, self.steps)
         if self.checkpoints is not None:
             self.checkpoints.committed(count, self._rank_state)
+
+    def _tell_resumed(self, count: int) -> None:
+        digest = ""
+        if self.position.prove:
+            digest = digest_of(self.state.encode_replicated().manifest())
+        self.link.send(
+            p.Resumed(
+                wid=self.wid,
+                generation=self.position.generation,
+                committed=count,
+                ago=0.0,
+                digest=digest,
+            )
+        )
 
     def _rank_state(self) -> bytes:
         return self.records.last_state

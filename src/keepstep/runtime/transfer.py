@@ -44,6 +44,10 @@ class TransferError(Exception):
         self.address = address
 
 
+class AbsentError(TransferError):
+    """The other end does not have what was asked for."""
+
+
 class ByteServer:
     """Serves what ``provide(name)`` returns (None: absent), one thread a connection."""
 
@@ -145,7 +149,7 @@ class ByteClient:
         except (OSError, TransferError) as error:
             raise TransferError(f"{self.address}: {error}", self.address) from error
         if size == _ABSENT:
-            raise TransferError(f"{self.address} does not have {name}", self.address)
+            raise AbsentError(f"{self.address} does not have {name}", self.address)
         return int(size)
 
     def _read_into(self, buffers: Sequence[memoryview]) -> None:
