@@ -45,7 +45,7 @@ def member(committed: int, folder: Path) -> tuple[Admission, State, FakeLink]:
         model.weight.fill_(float(committed))
     state = State({"model": model})
     records = RankRecords(state, SampleNotes(), vault.RankRecordWriter(folder, 1))
-    records.begin(committed)
+    records.begin(1, committed)
     state.mark_clean()
     link: Any = FakeLink()
     groups: Any = SimpleNamespace(reconfigure=lambda *_: None, handle=lambda: "h")

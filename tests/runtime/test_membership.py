@@ -707,6 +707,17 @@ def test_the_record_of_a_lost_host_is_asked_of_its_mirror() -> None:
     sim.lose_host("host1")
     completed(sim)
     assert [m.wids for m in orders(sim, p.Recall) if isinstance(m, p.Recall)] == [[2, 3]]
+    assert {form.source for form in sim.forms} == {"live"}
+
+
+def test_what_a_mirror_holds_of_an_earlier_generation_is_not_taken_for_the_last() -> None:
+    sim = several_hosts(hosts=2, workers=1, spares=1)
+    sim.snapshots_every = 2
+    sim.mirrors_behind = 1
+    sim.until_step(5)
+    sim.lose_host("host1")
+    completed(sim)
+    assert [(form.source, form.start_step) for form in sim.forms[1:2]] == [("snapshot", 4)]
 
 
 # --- replicas that differ -------------------------------------------------------------------------

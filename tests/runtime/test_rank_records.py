@@ -33,7 +33,7 @@ class Rank:
         self.folder, self.counter = folder, Counter()
         state = State({"model": torch.nn.Linear(1, 1)}, per_rank={"counter": self.counter})
         self.records = RankRecords(state, SampleNotes(), vault.RankRecordWriter(folder, 1))
-        self.records.begin(0)
+        self.records.begin(0, 0)
 
     def step(self, number: int, late: int = 0) -> None:
         """One step; ``late``: what changes after its last collective."""
@@ -80,7 +80,7 @@ def test_an_entry_of_an_earlier_generation_does_not_count(rank: Rank) -> None:
     rank.step(0)
     rank.records.note_entry(2)
     assert rank.records.known(1) == 2
-    rank.records.begin(1)
+    rank.records.begin(2, 1)
     assert rank.records.known(1) == 1
 
 
@@ -89,7 +89,7 @@ def test_a_rank_that_dies_after_it_went_back_is_not_taken_for_one_that_is_ahead(
 ) -> None:
     for number in range(5):
         rank.step(number)
-    rank.records.begin(3)
+    rank.records.begin(2, 3)
     assert rank.known(3) == (3, (3, 3))
     rank.counter.value += 1
     rank.records.note_entry(4)

@@ -106,6 +106,7 @@ class SimulatedJob:
     coordinator_up: bool = True
     raising: dict[int, bool] = field(default_factory=dict)  # step -> after the state changed?
     raised_on: set[int] = field(default_factory=set)  # wids that raise; empty: rank 0
+    mirrors_behind: int = 0  # generations between what a lost host had and what its mirror has
     records_missing: bool = False  # those that lost ranks left
     repeatable: bool = False  # a step that is done again gives the same bits
     snapshots_every: int = 0
@@ -316,7 +317,13 @@ class SimulatedJob:
         elif isinstance(message, p.Recall):
             for wid in message.wids:
                 lost = self.worker(wid)
-                self.say(agent.name, p.Kept(wid=wid, committed=lost.committed, entry=lost.entry))
+                answer = p.Kept(
+                    wid=wid,
+                    committed=lost.committed,
+                    entry=lost.entry,
+                    generation=lost.generation - self.mirrors_behind,
+                )
+                self.say(agent.name, answer)
         elif isinstance(message, p.Finish):
             self.finished = True
             for worker in agent.running.values():

@@ -13,8 +13,8 @@ from keepstep.runtime import vault
 from keepstep.runtime.vault import RankRecord
 
 
-def record(count: int, is_commit: bool, data: bytes = b"d") -> RankRecord:
-    return RankRecord(count=count, is_commit=is_commit, data=data)
+def record(count: int, is_commit: bool, data: bytes = b"d", generation: int = 0) -> RankRecord:
+    return RankRecord(count=count, is_commit=is_commit, data=data, generation=generation)
 
 
 def slot_file(folder: Path, wid: int) -> Path:
@@ -85,10 +85,10 @@ def test_what_was_left_before_a_generation_began_counts_no_more(tmp_path: Path, 
         writer.write(count, is_commit=False, state=b"old")
         writer.confirm(count)
         writer.write(count, is_commit=True, state=b"old")
-    writer.begin(6 - back, state=b"new")
-    assert vault.read_records(tmp_path, 3) == [record(6 - back, True, b"new")]
+    writer.begin(2, 6 - back, state=b"new")
+    assert vault.read_records(tmp_path, 3) == [record(6 - back, True, b"new", 2)]
     writer.write(7 - back, is_commit=False, state=b"new")
-    assert vault.read_records(tmp_path, 3)[1:] == [record(7 - back, False, b"new")]
+    assert vault.read_records(tmp_path, 3)[1:] == [record(7 - back, False, b"new", 2)]
 
 
 def test_only_the_last_steps_are_kept(tmp_path: Path) -> None:
@@ -347,6 +347,29 @@ def test_a_mirror_gives_the_same_records_and_the_newest_snapshot_record(tmp_path
     assert vault.read_records(away, 12) == vault.read_records(home, 12)
     assert vault.read_blob(away, "snapshot/10/rank/12") == b"at 10"
     assert vault.read_blob(away, "snapshot/9/rank/12") is None
+
+
+def test_a_mirror_that_holds_some_records_of_the_generation_before_gives_none_of_them(
+    tmp_path: Path,
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    away.mkdir()
+    writer = vault.RankRecordWriter(home, 1)
+    writer.begin(1, 4, state=b"4")
+    writer.write(5, is_commit=False, state=b"5")
+    before = vault.read_blob(home, "mirror/1")
+    writer.begin(2, 4, state=b"4 again")
+    after = vault.read_blob(home, "mirror/1")
+    assert before is not None
+    assert after is not None
+    vault.store_mirror(away, 1, before)
+    assert vault.newest_generation(vault.read_records(away, 1)) == 1
+    for length in range(len(after)):
+        vault.store_mirror(away, 1, after[:length])
+        found = vault.read_records(away, 1)
+        assert len({each.generation for each in found}) <= 1
+    assert vault.newest_generation(found) == 2
 
 
 def test_a_mirror_cut_short_anywhere_never_gives_a_wrong_record(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class Admission:
         position.committed, position.torn = form.start_step, False
         position.first_commit, position.prove = form.start_step + 1, form.prove
         self.progress[Slot.COMMITTED] = form.start_step
-        self.records.begin(form.start_step)
+        self.records.begin(form.generation, form.start_step)
         self.snapshots.every = form.snapshot_every
         if self.checkpoints is not None:
             self.checkpoints.begin(form.generation, rank, form.members, form.start_step)

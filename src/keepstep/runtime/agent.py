@@ -222,7 +222,10 @@ class Agent:
             for wid in message.wids:
                 records = vault.read_records(self.config.vault, wid)
                 committed, entry = vault.known_counts(records)
-                self._contact.send(p.Kept(wid=wid, committed=committed, entry=entry))
+                left_in = vault.newest_generation(records)
+                self._contact.send(
+                    p.Kept(wid=wid, committed=committed, entry=entry, generation=left_in)
+                )
         elif isinstance(message, p.SnapshotEvery):
             self._processes.pass_on(self.members, message)
         elif isinstance(message, p.Finish):

@@ -60,6 +60,7 @@ class JobState:
     exit_code: int = 0
     why: str = ""
     final_digest: str = ""
+    last_live: int = 0  # the newest generation that was complete
     lived: bool = False  # a generation was complete once: there is something to lose
     form_failures: int = 0  # attempts to form in a row that came to nothing
     step_seconds: list[float] = field(default_factory=list)

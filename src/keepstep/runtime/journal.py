@@ -55,6 +55,7 @@ _PLAIN = [
     "exit_code",
     "final_digest",
     "lived",
+    "last_live",
     "distrust",
     "form_failures",
     "failing_step",

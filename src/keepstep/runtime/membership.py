@@ -206,7 +206,9 @@ class Membership(JobState):
     def _on_kept(self, message: p.Kept) -> None:
         worker = self.workers.get(message.wid)
         if worker is not None and worker.recalled is not None:
-            worker.recalled, worker.known = None, message.entry
+            worker.recalled = None
+            # What was pulled before the last generation lived may be of steps that were undone.
+            worker.known = message.entry if message.generation >= self.last_live else -1
             self.changed = True
 
     def _notice_pause(self, now: float) -> None:

@@ -62,6 +62,7 @@ def _try_go_live(job: JobState) -> None:
     if all(job.workers[wid].formed == job.generation for wid in job.members):
         job.phase = Phase.LIVE
         job.changed = job.lived = True
+        job.last_live = job.generation
         job.distrust = ""
         job.suspected.clear()
         job.form_failures = 0

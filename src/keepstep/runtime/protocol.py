@@ -227,6 +227,7 @@ class Kept(Message):
     wid: int
     committed: int
     entry: int
+    generation: int  # in which the worker left it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

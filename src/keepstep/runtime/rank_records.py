@@ -29,10 +29,10 @@ class RankRecords:
         """The per-rank state at the newest commit."""
         return self._last[1]
 
-    def begin(self, count: int) -> None:
+    def begin(self, generation: int, count: int) -> None:
         """Leave the present state as that after ``count`` steps; nothing earlier counts."""
         notes, state = self._last = self._present()
-        self._writer.begin(count, state=state, notes=notes)
+        self._writer.begin(generation, count, state=state, notes=notes)
         self._entry, self._entered, self._entry_is_exact = _NOTHING, -1, False
 
     def note_entry(self, count: int) -> None:

@@ -35,9 +35,10 @@ ENTRIES, COMMITS = 3, 2  # of the last steps; an entry that was confirmed is nee
 SLOTS = ENTRIES + COMMITS
 _CONFIRMED = SLOTS  # the number of the file with the counts of confirmed entries
 _COUNTS = struct.Struct(f"={ENTRIES}q")  # one for each slot of an entry
-_FACTS = struct.Struct("<4sqqqqqI")  # magic, count, is_commit, sizes: room, notes, state; its crc32
+# magic, generation, count, is_commit, sizes: room, notes, state; crc32 of the state
+_FACTS = struct.Struct("<4sqqqqqqI")
 _CRC = struct.Struct("<I")  # of the facts and the notes
-_MAGIC = b"KSR2"
+_MAGIC = b"KSR3"
 _ROOM = 512  # bytes for facts, CRC and notes come in multiples of this; the state follows
 _NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
 _NOTES = struct.Struct("=q")  # how many 8-byte integers of sample notes come before the state
@@ -52,6 +53,7 @@ class RankRecord:
     count: int
     is_commit: bool
     data: bytes  # the sample notes, then the state
+    generation: int = 0  # in which it was left; 0: before the first
 
 
 class RankRecordWriter:
@@ -63,14 +65,16 @@ class RankRecordWriter:
         self._files = [os.open(_slot_path(vault, wid, slot), flags, 0o600) for slot in range(SLOTS)]
         self._states: list[bytes | None] = [None] * SLOTS  # what lies there
         self._rooms = [0] * SLOTS
+        self._generation = 0
         self._state, self._crc = b"", zlib.crc32(b"")  # the newest and its CRC
         confirmed = _slot_path(vault, wid, _CONFIRMED)
         confirmed.write_bytes(_COUNTS.pack(*[-1] * ENTRIES))
         with open(confirmed, "r+b") as file:
             self._confirmed = memoryview(mmap.mmap(file.fileno(), _COUNTS.size)).cast("q")
 
-    def begin(self, count: int, *, state: bytes, notes: bytes = b"") -> None:
+    def begin(self, generation: int, count: int, *, state: bytes, notes: bytes = b"") -> None:
         """Leave the first commit record of a generation; all others count no more."""
+        self._generation = generation
         for slot in range(ENTRIES):
             self._confirmed[slot] = -1
         self.write(count, is_commit=True, state=state, notes=notes)
@@ -97,7 +101,8 @@ class RankRecordWriter:
         if state is not self._state:
             self._state, self._crc = state, zlib.crc32(state)
         room = _room_for(notes)
-        head = _FACTS.pack(_MAGIC, count, is_commit, room, len(notes), len(state), self._crc)
+        sizes = room, len(notes), len(state)
+        head = _FACTS.pack(_MAGIC, self._generation, count, is_commit, *sizes, self._crc)
         head += notes
         front = _CRC.pack(zlib.crc32(head)) + head
         slot = _slot(count, is_commit=is_commit)
@@ -122,7 +127,7 @@ def _slot_path(vault: Path, wid: int, slot: int) -> Path:
 
 
 def read_records(vault: Path, wid: int) -> list[RankRecord]:
-    """Return the whole records of worker ``wid``, oldest first."""
+    """Return the whole records of worker ``wid`` of its newest generation, oldest first."""
     found = []
     for slot in range(SLOTS):
         try:
@@ -132,6 +137,8 @@ def read_records(vault: Path, wid: int) -> list[RankRecord]:
         record = _parse(raw)
         if record is not None:
             found.append(record)
+    generation = newest_generation(found)
+    found = [each for each in found if each.generation == generation]
     confirmed = _confirmed(vault, wid)
     found += [
         replace(each, is_commit=True)
@@ -139,6 +146,11 @@ def read_records(vault: Path, wid: int) -> list[RankRecord]:
         if not each.is_commit and each.count in confirmed
     ]
     return sorted(found, key=lambda record: (record.count, record.is_commit))
+
+
+def newest_generation(records: list[RankRecord]) -> int:
+    """Return the generation in which the newest of ``records`` was left; -1 where there is none."""
+    return max((record.generation for record in records), default=-1)
 
 
 def _confirmed(vault: Path, wid: int) -> tuple[int, ...]:
@@ -152,14 +164,17 @@ def _parse(raw: bytes) -> RankRecord | None:
     facts_at, notes_at = _CRC.size, _CRC.size + _FACTS.size
     if len(raw) < notes_at:
         return None
-    magic, count, is_commit, room, noted, length, crc = _FACTS.unpack_from(raw, facts_at)
+    magic, generation, count, is_commit, room, noted, length, crc = _FACTS.unpack_from(
+        raw, facts_at
+    )
     if magic != _MAGIC or min(room, noted, length) < 0 or len(raw) < room + length:
         return None
     state = raw[room : room + length]
     head = raw[facts_at : notes_at + noted]
     if (zlib.crc32(head),) != _CRC.unpack_from(raw) or zlib.crc32(state) != crc:
         return None
-    return RankRecord(count=count, is_commit=bool(is_commit), data=raw[notes_at:][:noted] + state)
+    data = raw[notes_at:][:noted] + state
+    return RankRecord(count=count, is_commit=bool(is_commit), data=data, generation=generation)
 
 
 def dump_path(vault: Path, wid: int, generation: int) -> Path:

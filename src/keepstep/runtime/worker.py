@@ -165,7 +165,7 @@ class Supervision:
                 start=start,
             )
         )
-        records.begin(max(0, start))
+        records.begin(0, max(0, start))
         snapshots = SnapshotTaker(config.wid, self._vault, state, records, self._link)
         collection = Collection()
         admission = Admission(
