@@ -19,6 +19,7 @@ from tests.running import (
     KEEPSTEP,
     ROOT,
     TORCHRUN,
+    collect,
     command,
     environment,
     is_alive,
@@ -214,11 +215,17 @@ def all_gone(pids: list[int], within: float) -> bool:
     [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_an_ended_run_leaves_no_process_and_no_folder_for_longer_than_the_next_run(
-    running: tuple[subprocess.Popen[str], list[int]], number: int, code: int
+    running: tuple[subprocess.Popen[str], list[int]], number: int, code: int, tmp_path: Path
 ) -> None:
     process, family = running
     process.send_signal(number)
     assert process.wait(60) == code
+    summary = collect(tmp_path, code, "").summary
+    if code == 130:
+        assert (summary["outcome"], summary["samples_lost"]) == ("interrupted", 0)
+        assert summary["steps"] > 0
+    else:
+        assert summary == {}
     assert all_gone(family, within=10)
     folders = f"keepstep-{process.pid}-*"
     assert len(list(place().glob(folders))) == (number == signal.SIGKILL)

@@ -282,6 +282,7 @@ TOLD: list[tuple[Fact, str]] = [
         "the replicas differ after 8 steps: step 8 was repeated and ended in another state; "
         "nobody's live state is used, the job goes back to a snapshot on which all agreed",
     ),
+    ({"event": "interrupted"}, "interrupted: all processes of the job are being ended"),
     (
         {"event": "proven", "generation": 2, "step": 8},
         "the state after 8 steps is proven: the repetition ended in that of the rank that alone "

@@ -15,6 +15,7 @@ from keepstep.runtime.forming import CRASH_LOOP
 from keepstep.runtime.membership import Membership
 from keepstep.runtime.reports import SLOWEST, TOLD_APART, tell_slowest
 from keepstep.runtime.roster import Phase
+from keepstep.runtime.summary import summarise
 from tests.runtime.test_simulated_job import SimulatedJob, one_host, several_hosts
 
 
@@ -718,6 +719,33 @@ def test_what_a_mirror_holds_of_an_earlier_generation_is_not_taken_for_the_last(
     sim.lose_host("host1")
     completed(sim)
     assert [(form.source, form.start_step) for form in sim.forms[1:2]] == [("snapshot", 4)]
+
+
+# --- the user ends the job ------------------------------------------------------------------------
+
+
+def test_an_interrupted_job_says_what_it_did() -> None:
+    sim = one_host(workers=2, spares=1)
+    sim.until_step(5)
+    sim.kill(1)
+    sim.until_step(7)
+    sim.say("host0", p.Interrupted())
+    sim.pump()
+    found = summarise(sim.job)
+    assert (found["outcome"], found["why"]) == ("interrupted", "interrupted")
+    assert (found["steps"], len(found["recoveries"])) == (7, 1)
+    assert sim.abort is not None
+    assert sim.abort.code == 130
+
+
+def test_a_job_that_is_interrupted_after_its_training_is_complete() -> None:
+    sim = one_host(workers=2, spares=1, steps=8)
+    sim.until_phase(Phase.FINISHING)
+    sim.say("host0", p.Interrupted())
+    sim.pump()
+    found = summarise(sim.job)
+    assert (found["outcome"], found["steps"]) == ("completed", 8)
+    assert found["state_sha256"] == "init:8"
 
 
 # --- replicas that differ -------------------------------------------------------------------------

@@ -282,6 +282,10 @@ def _abort(fact: Fact) -> str:
     return f"giving up: {fact['why']}"
 
 
+def _interrupted(_: Fact) -> str:
+    return "interrupted: all processes of the job are being ended"
+
+
 def _refused(fact: Fact) -> str:
     agent = f" of agent {fact['agent']}" if fact.get("agent") else ""
     return f"refused a connection{agent}: {fact['why']}"
@@ -430,6 +434,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "held_up": _held_up,
     "incident": _incident,
     "incident_lost": _incident_lost,
+    "interrupted": _interrupted,
     "job_joined": _job_joined,
     "live": _live,
     "member_formed": _member_formed,

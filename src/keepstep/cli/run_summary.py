@@ -48,7 +48,7 @@ def render_summary(
     failed = exit_code != 0 or summary["outcome"] != "completed"
     lines = [_outcome(summary, exit_code)]
     reason = why or summary.get("why", "")
-    if reason:
+    if reason and reason != summary["outcome"]:
         lines.append(f"keepstep: {'why' if failed else 'note'}: {reason}")
     lines += _faults(summary)
     fired = summary.get("injections_fired", ())
@@ -142,8 +142,13 @@ def _proven(summary: dict[str, Any]) -> str:
 
 
 def _next(summary: dict[str, Any], exit_code: int) -> str:
+    if exit_code == 130 and summary["outcome"] == "completed":
+        return "the training is complete; what the script does after Job.train was cut short"
     if exit_code == 130:
-        return "keepstep keeps no checkpoint of its own: start again from the script's last one"
+        return (
+            "run the command again; it goes on from the script's last checkpoint, or from step 0 "
+            "where it keeps none"
+        )
     if summary["outcome"] == "completed":
         return "the training is complete; see what the script did after Job.train"
     last = summary["recoveries"][-1]["fault"] if summary["recoveries"] else ""

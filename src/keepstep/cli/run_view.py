@@ -88,7 +88,7 @@ class Narrator:
             self._in_fault |= event == "agent_gone"
         elif event == "resumed":
             self._in_fault = False
-        elif event in ("finish", "abort"):
+        elif event in ("finish", "abort", "interrupted"):
             self._over = True
 
 

@@ -110,6 +110,10 @@ class Agent:
         """Return the exit codes of the workers that lived when the job was complete."""
         return dict(self._final_codes)
 
+    def interrupt(self) -> None:
+        """Have the job ended: ``run`` returns when the summary is there."""
+        self._contact.send(p.Interrupted())
+
     # --- the job's course -----------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -20,6 +20,8 @@ def on_exited(job: JobState, message: p.Exited) -> None:
     rank = job.rank_of(worker.wid)
     worker.gone, worker.known, worker.exit_code = True, message.entry, message.code
     worker.joined = worker.joined or message.joined
+    if job.phase is Phase.ENDED and rank is not None:
+        job.reached = max(job.reached, message.committed)  # what beats said was a second old
     if job.phase in (Phase.FINISHING, Phase.ENDED):
         return
     job.changed = True

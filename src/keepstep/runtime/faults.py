@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keepstep.exit_codes import ExitCode
 from keepstep.runtime import protocol as p
 from keepstep.runtime.job_state import ALL, JobState
 from keepstep.runtime.roster import Incident, Phase
@@ -74,7 +75,20 @@ def abort(job: JobState, why: str, code: int) -> None:
     if job.phase is Phase.ENDED:
         return
     close_incident(job, f"the job ended: {why}")
-    job.phase, job.outcome, job.why, job.exit_code = Phase.ENDED, "failed", why, code
     job.event("abort", why=why, code=code)
+    _end(job, "failed", why, code)
+
+
+def interrupt(job: JobState) -> None:
+    """End the job because its user wants it; what was complete stays so."""
+    if job.phase is Phase.ENDED:
+        return
+    close_incident(job, "the job was interrupted")
+    job.event("interrupted")
+    _end(job, job.outcome or "interrupted", "interrupted", ExitCode.INTERRUPTED)
+
+
+def _end(job: JobState, outcome: str, why: str, code: int) -> None:
+    job.phase, job.outcome, job.why, job.exit_code = Phase.ENDED, outcome, why, code
     job.send(ALL, p.Abort(why=why, code=code))
     job.changed = True

@@ -60,6 +60,7 @@ class JobState:
     exit_code: int = 0
     why: str = ""
     final_digest: str = ""
+    reached: int = 0  # steps that a member had committed when the job's end ended it
     last_live: int = 0  # the newest generation that was complete
     lived: bool = False  # a generation was complete once: there is something to lose
     form_failures: int = 0  # attempts to form in a row that came to nothing
@@ -200,7 +201,7 @@ class JobState:
 
     def start_or_committed(self) -> int:
         """Return the newest step count that any member is known to have committed."""
-        return max([self.start_step, *self.committed_counts()])
+        return max([self.start_step, self.reached, *self.committed_counts()])
 
     def boundary(self) -> int:
         """Return a step that no member has begun yet and every member can be told of in time."""

@@ -27,6 +27,7 @@ from keepstep.runtime import reports
 from keepstep.runtime.blame import on_judged, replace_blamed
 from keepstep.runtime.changes import begin_change
 from keepstep.runtime.exits import on_exited
+from keepstep.runtime.faults import interrupt
 from keepstep.runtime.hosts import agent_is_gone, fence_forgotten, fill
 from keepstep.runtime.job_state import JobState
 from keepstep.runtime.phases import go_on
@@ -174,6 +175,8 @@ class Membership(JobState):
             on_exited(self, message)
         elif isinstance(message, p.Goodbye):
             agent_is_gone(self, agent, "it said goodbye")
+        elif isinstance(message, p.Interrupted):
+            interrupt(self)
         elif isinstance(message, p.Kept):
             self._on_kept(message)
         elif isinstance(message, p.Judged):

@@ -231,6 +231,11 @@ class Kept(Message):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Interrupted(Message):
+    """Agent to coordinator: the user ends the job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRows(Message):
     """Samples that workers used, as far as this agent's vault knows: [worker, *run]."""
 

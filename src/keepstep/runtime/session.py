@@ -30,6 +30,7 @@ from keepstep.runtime.run_folder import RunFolder, place, remove_leftovers
 from keepstep.runtime.settings import Settings
 
 QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
+LAST_WORDS = 2.0  # seconds for the summary of a job that was interrupted
 QUICK_STORE_DEATH = 10.0  # the same for the store, which imports torch
 
 
@@ -125,6 +126,9 @@ class Session:
         kept = [each for each in (self._coordinator, self._store) if each is not None]
         tasks = [job, *(asyncio.create_task(each.keep(self._is_over)) for each in kept)]
         await asyncio.wait({*tasks, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if interrupted.done() and request.join is None:
+            self.agent.interrupt()
+            await asyncio.wait({job}, timeout=LAST_WORDS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

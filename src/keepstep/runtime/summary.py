@@ -10,12 +10,13 @@ from keepstep.runtime.samples import count_lost_and_repeated, merge
 
 def summarise(job: Membership) -> dict[str, Any]:
     """Return the summary of ``keepstep run``; durations in seconds."""
-    counted = count_lost_and_repeated(merge(job.sample_rows), job.generations, job.steps)
+    steps = job.steps if job.outcome == "completed" else job.start_or_committed()
+    counted = count_lost_and_repeated(merge(job.sample_rows), job.generations, steps)
     lost, repeated = counted if counted is not None else (None, None)
     return {
         "outcome": job.outcome,
         "why": job.why,
-        "steps": job.steps if job.outcome == "completed" else job.start_or_committed(),
+        "steps": steps,
         "world_size": len(job.members),
         "generations": len(job.generations),
         "state_sha256": job.final_digest,
