@@ -23,9 +23,11 @@ LOST, SPLIT_AT = 2, 5
 ahead, lost = (Path(sys.argv[1]) / name for name in ("ahead", "lost"))
 flipped = int(sys.argv[2]) if len(sys.argv) > 2 else -1
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+torch.use_deterministic_algorithms(True)
 job = keepstep.join()
 torch.manual_seed(0)
-model = torch.nn.Linear(64, 64)
+model = torch.nn.Linear(64, 64).to(job.device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 state = keepstep.State({"model": model, "optimizer": optimizer})
 
@@ -48,7 +50,9 @@ def wait_for_the_lost_rank() -> None:
         lost.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     with job.collective():
-        dist.recv(torch.empty(1), src=LOST)
+        word = torch.empty(1, device=job.device)
+        dist.recv(word, src=LOST)
+        word.item()  # NCCL returns before it has received
 
 
 def step(n: int) -> None:
@@ -56,7 +60,7 @@ def step(n: int) -> None:
     is_first_time = not lost.exists()
     begin(n)
     noise = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * n + job.rank))
-    model(noise).square().mean().backward()
+    model(noise.to(job.device)).square().mean().backward()
     job.average_gradients(model)
     if n == SPLIT_AT and job.rank != 0 and is_first_time:
         wait_for_the_lost_rank()
