@@ -282,6 +282,11 @@ TOLD: list[tuple[Fact, str]] = [
         "the replicas differ after 8 steps: step 8 was repeated and ended in another state; "
         "nobody's live state is used, the job goes back to a snapshot on which all agreed",
     ),
+    (
+        {"event": "changed_late", **WHO, "step": 9},
+        "rank 1 (worker 1, pid 8123) changed its per-rank state after the last collective of step "
+        "9: if a rank is lost there from now on, the job goes back to a snapshot",
+    ),
     ({"event": "interrupted"}, "interrupted: all processes of the job are being ended"),
     (
         {"event": "proven", "generation": 2, "step": 8},

@@ -159,6 +159,28 @@ def test_a_rank_record_that_is_not_there_costs_the_way_back_to_the_snapshot() ->
     assert "not there any more" in told(sim, "back_to_snapshot")[0]["why"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_entry_does_not_stand_in_where_per_rank_state_was_seen_to_change_later(
+    is_told: bool, restart: bool
+) -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.until_step(6)
+    if is_told:
+        sim.say("host0", p.ChangedLate(wid=0, step=3))
+        sim.pump()
+    if restart:
+        sim.restart_coordinator()
+    for wid in (0, 2):
+        sim.commit(sim.worker(wid))
+    sim.worker(1).entry = 7
+    sim.kill(1)
+    completed(sim)
+    wanted = ("snapshot", 4) if is_told else ("live", 7)
+    assert (sim.forms[1].source, sim.forms[1].start_step) == wanted
+    assert len(told(sim, "changed_late")) == is_told
+
+
 def test_a_lost_member_that_left_too_little_sends_all_back_to_the_snapshot() -> None:
     sim = one_host(workers=3, spares=1, snapshots_every=4)
     sim.until_step(7)

@@ -109,6 +109,14 @@ def test_an_unchanged_state_is_confirmed_and_not_written_again(
     assert written == [False, False, True]
 
 
+def test_a_rank_that_changed_late_once_may_do_so_again(rank: Rank) -> None:
+    rank.step(0)
+    assert not rank.records.changes_late
+    rank.step(1, late=1)
+    rank.step(2)
+    assert rank.records.changes_late
+
+
 def test_the_last_two_commits_are_there_while_a_step_runs(rank: Rank) -> None:
     """A rank may be one step ahead of another, in the last collective of the next."""
     for number in range(4):

@@ -289,6 +289,11 @@ def change_parameter(watched: Watched) -> None:
         next(watched.model.parameters()).add_(1.0)
 
 
+def change_parameter_unseen(watched: Watched) -> None:
+    for parameter in watched.model.parameters():
+        parameter.data.add_(1.0)
+
+
 def change_buffer(watched: Watched) -> None:
     watched.model.get_buffer("ema").add_(0.5)
 
@@ -323,6 +328,7 @@ def load_model(watched: Watched) -> None:
 
 CHANGES = [
     change_parameter,
+    change_parameter_unseen,
     change_buffer,
     train_batch_norm,
     step_optimizer,

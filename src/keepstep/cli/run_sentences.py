@@ -203,6 +203,13 @@ def _replicas_differ(fact: Fact) -> str:
     )
 
 
+def _changed_late(fact: Fact) -> str:
+    return (
+        f"{who(fact)} changed its per-rank state after the last collective of step {fact['step']}: "
+        "if a rank is lost there from now on, the job goes back to a snapshot"
+    )
+
+
 def _proven(fact: Fact) -> str:
     return (
         f"the state after {count(fact['step'], 'step')} is proven: the repetition ended in that of "
@@ -414,6 +421,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "agent_joined": _agent_joined,
     "agent_lost_contact": _agent_lost_contact,
     "back_to_snapshot": _back_to_snapshot,
+    "changed_late": _changed_late,
     "checkpoint_left_out": _checkpoint_left_out,
     "checkpoint_saved": _checkpoint_saved,
     "coordinator_away": _coordinator_away,

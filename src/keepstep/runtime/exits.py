@@ -18,7 +18,8 @@ def on_exited(job: JobState, message: p.Exited) -> None:
     if worker is None or worker.gone:
         return
     rank = job.rank_of(worker.wid)
-    worker.gone, worker.known, worker.exit_code = True, message.entry, message.code
+    worker.gone, worker.exit_code = True, message.code
+    worker.known = message.committed if job.changes_late else message.entry
     worker.joined = worker.joined or message.joined
     if job.phase is Phase.ENDED and rank is not None:
         job.reached = max(job.reached, message.committed)  # what beats said was a second old

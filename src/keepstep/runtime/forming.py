@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +134,9 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
         decision = decide(
             members=job.members,
             owners=_known_owners(job),
-            holdings={wid: held for wid, held in proposals.items() if held.member},
+            holdings={
+                w: _as_far_as_sure(job, held) for w, held in proposals.items() if held.member
+            },
             left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
             snapshot=job.snapshots.newest(),
             distrust=job.distrust,
@@ -151,6 +154,11 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
             )
             job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
     return decision
+
+
+def _as_far_as_sure(job: JobState, held: p.Proposal) -> p.Proposal:
+    """Return what a worker holds without its entry of the next step, if that may not be final."""
+    return dataclasses.replace(held, entry=held.committed) if job.changes_late else held
 
 
 def _first_again(job: JobState, digests: dict[int, str]) -> Decision | None:
@@ -280,8 +288,9 @@ def _crash_loop(job: JobState, step: int) -> str | None:
         )
     if job.form_failures >= FORM_ATTEMPTS:
         return (
-            f"{FORM_ATTEMPTS} attempts in a row to form a generation failed; the last reason: "
-            f"{job.recoveries.last_reason()}. See form_failed in the events"
+            f"{FORM_ATTEMPTS} attempts in a row to form a generation failed. The last: "
+            f"{job.form_error[:300] or job.recoveries.last_reason()}. See form_failed in the "
+            "events, and the output of that worker"
         )
     if job.recoveries.count > job.settings.max_recoveries:
         return (

@@ -56,6 +56,7 @@ _PLAIN = [
     "final_digest",
     "lived",
     "last_live",
+    "changes_late",
     "distrust",
     "form_failures",
     "failing_step",

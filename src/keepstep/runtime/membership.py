@@ -211,7 +211,8 @@ class Membership(JobState):
         if worker is not None and worker.recalled is not None:
             worker.recalled = None
             # What was pulled before the last generation lived may be of steps that were undone.
-            worker.known = message.entry if message.generation >= self.last_live else -1
+            known = message.committed if self.changes_late else message.entry
+            worker.known = known if message.generation >= self.last_live else -1
             self.changed = True
 
     def _notice_pause(self, now: float) -> None:

@@ -25,7 +25,7 @@ from keepstep.runtime.inject import Injection
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
 from keepstep.runtime.snapshots import KEPT
 
-_KEPT = ("Launched", "Joined", "Ready")  # of what a worker says, what stays true
+_KEPT = ("Launched", "Joined", "Ready", "ChangedLate")  # of what a worker says, what stays true
 _LAST = ("Proposal", "Formed", "FormFailed", "StepFailed", "Done")  # only the newest is true
 
 

@@ -108,6 +108,13 @@ class FormFailed(Report):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedLate(Report):
+    """Its per-rank state changed after the last collective of a step. Said once."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Resumed(Report):
     """The first step of a generation was committed ``ago`` seconds before this was sent."""
 

@@ -18,6 +18,7 @@ class RankRecords:
         self._last = _NOTHING  # of the newest commit
         self._entry, self._entered = _NOTHING, -1  # of the newest entry, and its count
         self._entry_is_exact = False  # entry and commit were equal in the newest step
+        self.changes_late = False  # in some step they were not
 
     @property
     def last(self) -> bytes:
@@ -62,6 +63,7 @@ class RankRecords:
         if self._entry_is_exact:
             self._writer.confirm(count)
         else:
+            self.changes_late |= self._entered == count
             self._writer.write(count, is_commit=True, state=state, notes=notes)
 
     def known(self, committed: int) -> int:

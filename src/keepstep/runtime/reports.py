@@ -95,11 +95,12 @@ def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None
     worker.handle = message.handle
     if message.generation == job.generation and job.phase is Phase.FORMING:
         job.event("form_failed", **job.who(worker.wid), error=message.error[:300])
+        job.form_error = f"worker {worker.wid} could not enter: {message.error}"
         _suspect(job, message)
         distrust = "what a lost rank left of its per-rank state is not there any more"
         begin_change(
             job,
-            f"worker {worker.wid} could not enter: {message.error[:80]}",
+            job.form_error[:120],
             distrust=distrust if message.record_missing else "",
         )
 
@@ -180,6 +181,13 @@ def on_checkpointed(job: JobState, worker: Worker, message: p.Checkpointed) -> N
     )
 
 
+def on_changed_late(job: JobState, worker: Worker, message: p.ChangedLate) -> None:
+    """What a rank left when it entered a collective was not what it had at the step's end."""
+    if not job.changes_late:
+        job.changes_late = job.changed = True
+        job.event("changed_late", **job.who(worker.wid), step=message.step)
+
+
 def on_done(job: JobState, worker: Worker, message: p.Done) -> None:
     """It did all steps."""
     worker.handle = message.handle
@@ -245,6 +253,7 @@ HANDLERS: dict[type[p.Message], Callable[[JobState, Worker, Any], None]] = {
     p.Resumed: on_resumed,
     p.SnapshotTaken: on_snapshot_taken,
     p.Checkpointed: on_checkpointed,
+    p.ChangedLate: on_changed_late,
     p.Done: on_done,
     p.Proposal: on_proposal,
     p.StepFailed: on_step_failed,

@@ -118,6 +118,8 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
 
 
 _PLAIN = {type(None), bool, int, float, str}
+SAMPLED = 8  # parameters of which some bytes are compared
+SAMPLE_BYTES = 16
 
 
 def _to_plain(value: Any) -> Any:
@@ -218,6 +220,8 @@ class State:
     _parameters: list[torch.nn.Parameter] = field(default_factory=list, init=False, repr=False)
     _registered: int = field(default=-1, init=False, repr=False)  # when they were listed
     _versions: list[int] = field(default_factory=list, init=False, repr=False)
+    _samples: list[memoryview] = field(default_factory=list, init=False, repr=False)
+    _sampled: list[bytes] = field(default_factory=list, init=False, repr=False)
     _rest: list[Any] = field(default_factory=list, init=False, repr=False)
     _buffers: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _head: bytes = field(default=b"", init=False, repr=False)  # of the rank's record
@@ -256,8 +260,10 @@ class State:
         if self._registered != _registrations.count:
             self._registered = _registrations.count
             self._parameters = self._live_parameters()
+            self._samples = _samples_of(self._parameters)
             self._buffered = [each._buffers for each in self._modules if each._buffers]
         self._versions = list(map(_version_of, self._parameters))
+        self._sampled = list(map(bytes, self._samples))
         self._rest = self._besides_parameters()
         if self._buffered:
             live = [buffer for each in self._buffered for buffer in each.values()]
@@ -268,7 +274,8 @@ class State:
     def is_clean(self) -> bool:
         """Return whether nothing replicated changed since ``mark_clean``.
 
-        Parameters are compared by identity and version counter, buffers by value (batch
+        Parameters are compared by identity, version counter and (what is written through ``.data``
+        is not counted) a few bytes of some of them that are on the CPU; buffers by value (batch
         normalisation updates its statistics without counting), optimizers by their settings and
         whether a step began, anything else by the values in its ``state_dict``.
         """
@@ -279,6 +286,7 @@ class State:
         return (
             not self._optimizer_began
             and list(map(_version_of, parameters)) == self._versions
+            and list(map(bytes, self._samples)) == self._sampled
             and self._rest == self._besides_parameters()
             and len(buffers) == len(self._buffers)
             and all(map(_equal, buffers, self._buffers))
@@ -378,6 +386,14 @@ def _rank_head(settings: list[Any], encoded: Encoded) -> bytes:
         ],
     }
     return json.dumps(head, separators=(",", ":")).encode() + b"\n"
+
+
+def _samples_of(parameters: list[torch.nn.Parameter]) -> list[memoryview]:
+    """Return views of a few bytes of some parameters, from the first to the last."""
+    able = [p for p in parameters if p.device.type == "cpu" and p.numel() and p.is_contiguous()]
+    chosen = able[:: max(1, len(able) // SAMPLED)]
+    views = [buffer_of(parameter.detach()) for parameter in chosen]
+    return [view[len(view) // 3 :][:SAMPLE_BYTES] for view in views]
 
 
 def _brief(value: Any) -> Any:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from keepstep.runtime.checkpoints import Checkpoints
 
 
+class HiddenFailureError(Exception):
+    """The script kept to itself that a collective failed."""
+
+
 @dataclass(kw_only=True, slots=True)
 class StepLoop:
     """Runs ``step(n)`` until all ``steps`` are committed and the coordinator says that all are."""
@@ -94,10 +98,18 @@ class StepLoop:
 
     def _commit(self, count: int) -> None:
         # No look at halts here: the state has changed, a halt from now on finds a complete step.
+        if self.step_time.in_collective:
+            raise HiddenFailureError(
+                "a collective of this step failed and the step went on: its result is not that of "
+                "the step. Let the exception of a collective leave the step; keepstep repeats it"
+            )
         self.groups.check()
         self.link.check_lease()
         self.progress.enter(Phase.COMMIT)
         self.records.commit(count)
+        if self.records.changes_late and not self.position.told_late:
+            self.position.told_late = True
+            self.link.send(p.ChangedLate(wid=self.wid, step=count - 1))
         self.state.mark_clean()
         self.step_time.publish(self.progress)
         self.position.committed = count
