@@ -287,6 +287,18 @@ TOLD: list[tuple[Fact, str]] = [
         "rank 1 (worker 1, pid 8123) changed its per-rank state after the last collective of step "
         "9: if a rank is lost there from now on, the job goes back to a snapshot",
     ),
+    (
+        {
+            "event": "snapshot_left_out",
+            **WHO,
+            "step": 10,
+            "folder": "/dev/shm/x",
+            "why": "No space left on device",
+        },
+        "rank 1 (worker 1, pid 8123) could not keep a snapshot after 10 steps in /dev/shm/x: No "
+        "space left on device; training goes on without new ones, and a loss that needs one goes "
+        "back further or ends the job. In a container: more --shm-size",
+    ),
     ({"event": "interrupted"}, "interrupted: all processes of the job are being ended"),
     (
         {"event": "proven", "generation": 2, "step": 8},

@@ -107,3 +107,36 @@ def test_a_worker_that_failed_after_it_received_does_not_offer_that_state_as_its
     assert digest(state) == digest(other) != before
     held = (proposal.committed, proposal.digest) if proposal.clean else None
     assert held in (None, (7, before), (start_step, digest(other)))
+
+
+def test_what_a_callback_draws_leaves_no_trace_in_the_generators(tmp_path: Path) -> None:
+    worker, _, _ = member(7, tmp_path)
+
+    def draw() -> None:
+        torch.rand(3)
+
+    worker.begin = draw
+    before = torch.get_rng_state()
+    worker._begin()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("begin", ["raises", "peer"])
+def test_an_error_of_the_script_on_the_way_in_is_shown_and_blamed_on_its_process(
+    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker, _, link = member(7, tmp_path)
+    text = "no such shard" if begin == "raises" else "gloo/transport: Connection closed by peer"
+
+    def load(*_: object) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(State, "load_replicated", load)
+    monkeypatch.setattr(worker.handover, "receive", lambda _: {})
+    monkeypatch.setattr(worker.groups, "has_store", lambda: True, raising=False)
+    assert not worker.enter(form("live", 8, "d"), None)
+    (failed,) = link.said
+    assert isinstance(failed, p.FormFailed)
+    assert text in failed.error
+    assert failed.suspect == (1 if begin == "raises" else -1)
+    assert ("no such shard" in capsys.readouterr().err) == (begin == "raises")

@@ -31,6 +31,31 @@ def test_one_that_does_not_stay_up_is_an_error() -> None:
     assert ended == [3] * 5
 
 
+def test_one_that_is_killed_from_outside_again_and_again_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_process, "LONGEST_PAUSE", 0.001)
+    ended: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        if len(ended) == 12:
+            return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        return subprocess.Popen(["sh", "-c", "kill -KILL $$"])
+
+    kept = KeptProcess("helper", start, 60.0, lambda process, _: ended.append(process.returncode))
+
+    async def keep_until_it_lives() -> None:
+        keeper = asyncio.create_task(kept.keep(lambda: False))
+        while len(ended) < 12:
+            await asyncio.sleep(0.01)
+        assert not keeper.done()
+        keeper.cancel()
+
+    asyncio.run(keep_until_it_lives())
+    assert set(ended) == {-signal.SIGKILL}
+    kept.end()
+
+
 def test_one_that_ends_is_started_again_until_that_is_over() -> None:
     ended: list[int] = []
 

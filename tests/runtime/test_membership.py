@@ -159,6 +159,65 @@ def test_a_rank_record_that_is_not_there_costs_the_way_back_to_the_snapshot() ->
     assert "not there any more" in told(sim, "back_to_snapshot")[0]["why"]
 
 
+def test_a_snapshot_that_is_not_there_is_forgotten_for_an_older_one() -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.records_missing = True
+    sim.snapshots_missing = {8}
+    sim.until_step(10)
+    sim.kill(1)
+    completed(sim)
+    starts = [(form.source, form.start_step) for form in sim.forms[1:]]
+    assert starts == [("live", 10), ("snapshot", 8), ("snapshot", 4)]
+
+
+def test_where_no_snapshot_is_there_any_more_the_job_ends_and_says_so() -> None:
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.records_missing = True
+    sim.snapshots_missing = {0, 4, 8}
+    sim.until_step(10)
+    sim.kill(1)
+    assert "no common snapshot" in aborted(sim).why
+
+
+def test_a_process_whose_script_raises_on_its_way_in_is_replaced_and_its_error_is_told() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.raising_on_entry = {3}
+    sim.until_step(5)
+    sim.kill(1)
+    completed(sim)
+    assert sim.forms[-1].members == [0, 4, 2]
+    assert fault_names(sim) == [("kill", "replace"), ("raise", "replace")]
+
+
+def test_a_script_that_raises_in_every_new_process_ends_the_job_with_its_error() -> None:
+    sim = one_host(workers=3, spares=2)
+    sim.raising_on_entry = set(range(3, 99))
+    sim.until_step(5)
+    sim.kill(1)
+    assert "ValueError: cannot load" in aborted(sim).why
+
+
+def test_where_all_ranks_are_stopped_at_once_each_is_lost_at_the_step_that_it_was_in() -> None:
+    sim = one_host(workers=3, spares=3, snapshots_every=4)
+    sim.until_step(7)
+    for wid in (0, 1, 2):
+        sim.kill(wid)
+    completed(sim)
+    assert [entry.step for entry in sim.job.recoveries.entries] == [7, 7, 7]
+    assert [entry.lost_steps for entry in sim.job.recoveries.entries] == [3, 3, 3]
+
+
+def test_a_snapshot_for_which_there_is_no_room_is_told_once_and_no_fault() -> None:
+    sim = one_host(workers=2, spares=0)
+    sim.until_step(3)
+    for step in (10, 20):
+        left = p.SnapshotLeftOut(wid=0, committed=step, folder="/dev/shm/x", why="No space left")
+        sim.say("host0", left)
+    completed(sim)
+    assert [each["step"] for each in told(sim, "snapshot_left_out")] == [10]
+    assert fault_names(sim) == []
+
+
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("is_told", [False, True])
 def test_an_entry_does_not_stand_in_where_per_rank_state_was_seen_to_change_later(

@@ -107,6 +107,8 @@ class SimulatedJob:
     raising: dict[int, bool] = field(default_factory=dict)  # step -> after the state changed?
     raised_on: set[int] = field(default_factory=set)  # wids that raise; empty: rank 0
     mirrors_behind: int = 0  # generations between what a lost host had and what its mirror has
+    raising_on_entry: set[int] = field(default_factory=set)  # the script, in these workers
+    snapshots_missing: set[int] = field(default_factory=set)  # step counts
     records_missing: bool = False  # those that lost ranks left
     repeatable: bool = False  # a step that is done again gives the same bits
     snapshots_every: int = 0
@@ -375,7 +377,7 @@ class SimulatedJob:
             worker.form, worker.doing = form, "forming"
 
     def fail_forming(
-        self, worker: SimulatedWorker, why: str, *, record_missing: bool = False
+        self, worker: SimulatedWorker, why: str, *, lacks: str = "", suspect: int = -1
     ) -> None:
         """A worker gives up entering a generation."""
         assert worker.form is not None
@@ -387,7 +389,8 @@ class SimulatedJob:
                 generation=generation,
                 error=why,
                 handle=worker.handle,
-                record_missing=record_missing,
+                lacks=lacks,
+                suspect=suspect,
             ),
         )
 
@@ -422,8 +425,14 @@ class SimulatedJob:
             assert address in {agent.address for agent in self.agents.values() if agent.connected}
             assert name.startswith(("rank/", "snapshot/"))
             if self.records_missing and name.startswith("rank/"):
-                self.fail_forming(worker, "it is not there", record_missing=True)
+                self.fail_forming(worker, "it is not there", lacks="record")
                 return
+            if form.source == "snapshot" and form.start_step in self.snapshots_missing:
+                self.fail_forming(worker, "it is not there", lacks="snapshot")
+                return
+        if worker.wid in self.raising_on_entry:
+            self.fail_forming(worker, "ValueError: cannot load", suspect=worker.wid)
+            return
         worker.generation, worker.form, worker.doing = form.generation, None, "training"
         worker.committed = worker.entry = form.start_step
         assert worker.digest == form.digest

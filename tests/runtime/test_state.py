@@ -257,12 +257,30 @@ class Counter:
         self.count = state_dict["count"]
 
 
+class Counting(torch.nn.Module):
+    """A module with a state of its own, beside parameters and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 class Watched:
     """A model with every kind of state, and a State that was just committed."""
 
     def __init__(self) -> None:
         self.model, self.optimizer = trained()
         self.model.register_buffer("ema", torch.zeros(2))
+        self.model.add_module("counting", Counting())
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
         self.counter = Counter()
         self.state = State(
@@ -322,6 +340,12 @@ def count_up(watched: Watched) -> None:
     watched.counter.count += 1
 
 
+def count_in_extra_state(watched: Watched) -> None:
+    counting = watched.model.get_submodule("counting")
+    assert isinstance(counting, Counting)
+    counting.count += 1
+
+
 def load_model(watched: Watched) -> None:
     watched.model.load_state_dict(watched.model.state_dict())
 
@@ -334,6 +358,7 @@ CHANGES = [
     step_optimizer,
     begin_optimizer,
     step_scheduler,
+    count_in_extra_state,
     count_up,
     load_model,
 ]

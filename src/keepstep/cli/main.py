@@ -8,6 +8,7 @@ nothing for a pass.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -162,6 +163,7 @@ def _usage_message(error: typer.TyperException) -> str:
 
 def main() -> None:
     """Entry point of the installed command."""
+    _stand_in_for_closed_streams()
     try:
         code = execute(sys.argv[1:])
         sys.stdout.flush()  # what cannot be written is told like any other error
@@ -178,6 +180,17 @@ def main() -> None:
         _admit()
         code = ExitCode.INFRASTRUCTURE
     sys.exit(code)
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Let a command whose output nobody wants (``>&-``) do its work, and its children theirs."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_WRONLY)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "w"))
 
 
 def _admit() -> None:

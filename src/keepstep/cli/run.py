@@ -307,6 +307,8 @@ def _check_torch(version: str) -> None:
 
 
 def _check_host(host: str) -> None:
+    if not host:
+        _refuse("--host is empty: an address of this machine is wanted")
     try:
         ports.listen(host, 0).close()
     except OSError as error:

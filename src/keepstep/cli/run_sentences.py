@@ -203,6 +203,14 @@ def _replicas_differ(fact: Fact) -> str:
     )
 
 
+def _snapshot_left_out(fact: Fact) -> str:
+    return (
+        f"{who(fact)} could not keep a snapshot after {count(fact['step'], 'step')} in "
+        f"{fact['folder']}: {fact['why']}; training goes on without new ones, and a loss that "
+        "needs one goes back further or ends the job. In a container: more --shm-size"
+    )
+
+
 def _changed_late(fact: Fact) -> str:
     return (
         f"{who(fact)} changed its per-rank state after the last collective of step {fact['step']}: "
@@ -421,6 +429,7 @@ SENTENCES: dict[str, Callable[[Fact], str]] = {
     "agent_joined": _agent_joined,
     "agent_lost_contact": _agent_lost_contact,
     "back_to_snapshot": _back_to_snapshot,
+    "snapshot_left_out": _snapshot_left_out,
     "changed_late": _changed_late,
     "checkpoint_left_out": _checkpoint_left_out,
     "checkpoint_saved": _checkpoint_saved,

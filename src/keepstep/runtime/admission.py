@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from keepstep.runtime import generators
 from keepstep.runtime import protocol as p
 from keepstep.runtime.failures import origin_of
 from keepstep.runtime.garbage import Collection
@@ -27,7 +28,7 @@ from keepstep.runtime.progress import Phase, ProgressRecord, Slot
 from keepstep.runtime.rank_records import RankRecords
 from keepstep.runtime.snapshot_taker import SnapshotTaker
 from keepstep.runtime.state import Encoded, State, digest_of
-from keepstep.runtime.transfer import TransferError
+from keepstep.runtime.transfer import AbsentError, TransferError
 
 if TYPE_CHECKING:
     from keepstep.runtime.checkpoints import Checkpoints
@@ -155,19 +156,23 @@ class Admission:
                 self._exchange_state(form, rank, encoded)
             self._become_member(form, rank)
             with _timed(seconds, "begin"):
-                self.begin()
+                self._begin()
         except Exception as error:  # a peer may vanish at any point of this
             if isinstance(error, RuntimeError) and not self.groups.has_store():
                 sys.exit(_STORE_LOST)
             self.progress.enter(Phase.WAITING)
+            is_own = isinstance(error, _ScriptFailedError)
+            if isinstance(error, _ScriptFailedError):
+                error = error.cause
+                sys.excepthook(type(error), error, error.__traceback__)
             self.link.send(
                 p.FormFailed(
                     wid=self.wid,
                     generation=form.generation,
                     error=_text_of(error),
                     handle=self.groups.handle(),
-                    suspect=_suspect(error, form),
-                    record_missing=isinstance(error, RecordMissingError),
+                    suspect=self.wid if is_own else _suspect(error, form),
+                    lacks=_lacks(error, form),
                 )
             )
             return False
@@ -183,18 +188,30 @@ class Admission:
             self.snapshots.take(form.start_step)
         return True
 
+    def _begin(self) -> None:
+        """Let the script adapt; how often that happens must leave no trace in random numbers."""
+        before = generators.capture()
+        with _in_script():
+            self.begin()
+        if generators.capture() is not before:
+            generators.restore(before)
+
     def _exchange_state(self, form: p.Form, rank: int, encoded: Encoded | None) -> None:
         source = form.rank_state.get(str(rank))
         if self.wid in form.receivers:
             # Until this worker is a member, it holds neither its state nor theirs.
             self.position.torn = True
-            self.state.load_replicated(self.handover.receive(form))
+            received = self.handover.receive(form)
+            with _in_script():
+                self.state.load_replicated(received)
         elif form.receivers and any(wid == self.wid for wid, _ in form.donors):
             assert encoded is not None
             self.handover.give(form, encoded, lambda: self._is_superseded(form))
         if source is not None:
             address, name = source
-            self.state.restore_rank(self.handover.rank_state(address, name, form.timeout))
+            record = self.handover.rank_state(address, name, form.timeout)
+            with _in_script():
+                self.state.restore_rank(record)
 
     def _become_member(self, form: p.Form, rank: int) -> None:
         position = self.position
@@ -212,6 +229,31 @@ class Admission:
 def _is_repeatable() -> bool:
     """Return whether a step that is done again gives the same bits, as far as torch promises it."""
     return not torch.cuda.is_initialized() or torch.are_deterministic_algorithms_enabled()
+
+
+class _ScriptFailedError(Exception):
+    """What the script does when its process enters a generation raised ``cause``."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@contextlib.contextmanager
+def _in_script() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if origin_of(error) == "collective":
+            raise
+        raise _ScriptFailedError(error) from error
+
+
+def _lacks(error: Exception, form: p.Form) -> str:
+    """Return what this worker was to take over and is nowhere."""
+    if not isinstance(error, RecordMissingError | AbsentError):
+        return ""
+    return "snapshot" if form.source == "snapshot" else "record"
 
 
 def _suspect(error: Exception, form: p.Form) -> int:

@@ -19,7 +19,7 @@ import torch
 from keepstep.runtime.buffers import buffer_of
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.state import Encoded, decode, digest_of, empty_tensors
-from keepstep.runtime.transfer import TransferError, client
+from keepstep.runtime.transfer import AbsentError, TransferError, client
 
 if TYPE_CHECKING:
     from keepstep.runtime.one_sided import Endpoints, Giver
@@ -260,14 +260,18 @@ def fetch_payload(addresses: list[str], name: str, digest: str, secret: str, tim
 
     Raises:
         CorruptStateError: no vault has it as it was when the ranks agreed.
+        AbsentError: every vault says that it does not have it.
     """
-    problems = []
+    problems, absent = [], 0
     for address in addresses:
         try:
             with client(address, secret, timeout + OPEN_WITHIN) as connection:
                 return parse_payload(connection.read(name), digest)
         except (TransferError, AuthenticationError, CorruptStateError) as error:
             problems.append(str(error))
+            absent += isinstance(error, AbsentError)
+    if absent == len(addresses):
+        raise AbsentError("; ".join(problems))
     raise CorruptStateError("; ".join(problems) or f"nobody keeps {name}")
 
 

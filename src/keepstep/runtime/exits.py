@@ -31,7 +31,7 @@ def on_exited(job: JobState, message: p.Exited) -> None:
         **job.who(worker.wid),
         fault=message.fault,
         code=message.code,
-        step=None if rank is None else max(job.start_step, message.committed),
+        step=None if rank is None else _reached(job, worker, message),
         fenced=worker.fencing or None,
         ready=worker.ready is not None,
         spares=sorted(job.ready_spares()),
@@ -45,6 +45,15 @@ def on_exited(job: JobState, message: p.Exited) -> None:
     else:
         _outsider_lost(job, worker, message)
     replace_process(job, worker)
+
+
+def _reached(job: JobState, worker: Worker, message: p.Exited) -> int:
+    """Return how far it was by its records, or by its last beat where they are gone."""
+    progress = worker.progress
+    is_current = progress is not None and progress.generation == job.generation
+    told = progress.committed if progress is not None and is_current else 0
+    job.notes_lost |= message.committed < told
+    return max(job.start_step, message.committed, told)
 
 
 def _member_lost(job: JobState, worker: Worker, message: p.Exited) -> None:

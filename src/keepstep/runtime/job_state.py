@@ -61,6 +61,7 @@ class JobState:
     why: str = ""
     final_digest: str = ""
     reached: int = 0  # steps that a member had committed when the job's end ended it
+    notes_lost: bool = False  # of samples: what a lost rank left is not all there
     changes_late: bool = False  # a rank's own state has changed after its last collective
     last_live: int = 0  # the newest generation that was complete
     lived: bool = False  # a generation was complete once: there is something to lose
@@ -69,6 +70,7 @@ class JobState:
     step_seconds: list[float] = field(default_factory=list)
     longest_lease: float = 0.0  # seconds; no agent was granted a longer one
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)
+    snapshots_left_out: int = 0  # told once; each that could not be written
     recoveries: Recoveries = field(default_factory=Recoveries)
     stragglers: StragglerWindow = field(default_factory=StragglerWindow)
     swap_cost: float = SWAP_COST

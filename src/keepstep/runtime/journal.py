@@ -57,6 +57,7 @@ _PLAIN = [
     "lived",
     "last_live",
     "changes_late",
+    "notes_lost",
     "distrust",
     "form_failures",
     "failing_step",

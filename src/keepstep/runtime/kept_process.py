@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,8 @@ from keepstep.runtime import procfs
 from keepstep.runtime.pauses import Pauses
 
 MAX_QUICK_DEATHS = 5
+LONGEST_PAUSE = 2.0  # seconds before the next start of one that is killed again and again
+_OWN_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 LOOK = 1.0  # seconds between two looks whether it is stopped
 STOPPED = 0.9  # seconds; seen at the next look, before the shortest lease (3 s) has ended
 
@@ -26,8 +29,9 @@ class InfrastructureError(Exception):
 class KeptProcess:
     """A process that ``start`` starts; ``on_exit`` is told of each that has ended, and why.
 
-    One that lives shorter than ``quick`` seconds failed to start. One that is stopped (SIGSTOP) is
-    killed: another can do its work.
+    One that lives shorter than ``quick`` seconds failed to start, unless it was killed from
+    outside: then the next start waits a little. One that is stopped (SIGSTOP) is killed: another
+    can do its work.
     """
 
     name: str
@@ -47,16 +51,21 @@ class KeptProcess:
         Raises:
             InfrastructureError: it does not stay up.
         """
-        quick = 0
+        quick, killed = 0, 0
         while True:
             began = time.monotonic()
             stopped = await self._exit()
             if is_over() and self.process.returncode == 0:
                 await asyncio.Event().wait()
-            quick = quick + 1 if time.monotonic() - began < self.quick else 0
+            is_quick, code = time.monotonic() - began < self.quick, self.process.returncode
+            is_killed = code < 0 and -code not in _OWN_FAULTS
+            killed = killed + 1 if is_quick and is_killed else 0
+            quick = 0 if not is_quick else quick if is_killed else quick + 1
             self.on_exit(self.process, stopped)
             if quick >= MAX_QUICK_DEATHS:
                 raise InfrastructureError(f"the {self.name} does not stay up; see its output above")
+            if killed >= MAX_QUICK_DEATHS:
+                await asyncio.sleep(min(LONGEST_PAUSE, 0.1 * 2 ** (killed - MAX_QUICK_DEATHS)))
             self.process = self.start()
 
     async def _exit(self) -> float:

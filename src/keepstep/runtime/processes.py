@@ -22,6 +22,7 @@ from keepstep.runtime import protocol as p
 from keepstep.runtime.agent_config import AgentConfig
 from keepstep.runtime.environment import worker_environment
 from keepstep.runtime.inject import Injection
+from keepstep.runtime.kept_process import InfrastructureError
 from keepstep.runtime.progress import ProgressRecord, Slot, seconds_since
 from keepstep.runtime.snapshots import KEPT
 
@@ -109,7 +110,13 @@ class Processes:
         taken = {worker.local_rank for worker in self.alive()}
         local_rank = next(place for place in range(len(taken) + 1) if place not in taken)
         path = self._config.vault / f"progress-{wid}"
-        progress = ProgressRecord.create(path)
+        try:
+            progress = ProgressRecord.create(path)
+        except OSError as error:
+            raise InfrastructureError(
+                f"no room for another process in {path.parent}: {error.strerror}. It holds "
+                "snapshots of the training's state; in a container give it more --shm-size"
+            ) from error
         prepare(progress)
         ours, theirs = socket.socketpair()
         environment = worker_environment(

@@ -64,9 +64,13 @@ class ProgressRecord:
 
     @classmethod
     def create(cls, path: Path) -> ProgressRecord:
-        """Make a zeroed record at ``path``."""
+        """Make a zeroed record at ``path``.
+
+        Raises:
+            OSError: there is no room for it. Without asking, the first write would be a SIGBUS.
+        """
         with open(path, "wb") as file:
-            file.truncate(SIZE)
+            os.posix_fallocate(file.fileno(), 0, SIZE)
         record = cls.attach(path)
         record.life.make()
         return record

@@ -103,8 +103,8 @@ class FormFailed(Report):
     generation: int
     error: str
     handle: str
-    suspect: int = -1  # the worker that did not give what it was to give; -1: nobody
-    record_missing: bool = False  # the per-rank state that it was to take over is not there
+    suspect: int = -1  # the worker that did not do its part (itself: its script raised); -1: none
+    lacks: str = ""  # what it was to take over and is not there: record, snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +133,15 @@ class SnapshotTaken(Report):
     digest: str
     payload: bool
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotLeftOut(Report):
+    """A snapshot could not be written."""
+
+    committed: int
+    folder: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

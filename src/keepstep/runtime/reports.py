@@ -97,24 +97,33 @@ def on_form_failed(job: JobState, worker: Worker, message: p.FormFailed) -> None
         job.event("form_failed", **job.who(worker.wid), error=message.error[:300])
         job.form_error = f"worker {worker.wid} could not enter: {message.error}"
         _suspect(job, message)
-        distrust = "what a lost rank left of its per-rank state is not there any more"
+        if message.lacks == "snapshot":
+            job.snapshots.forget(job.start_step)
+        job.notes_lost |= message.lacks == "record"
+        distrust = "what a rank left of its per-rank state is not there any more"
         begin_change(
             job,
             job.form_error[:120],
-            distrust=distrust if message.record_missing else "",
+            distrust=distrust if message.lacks == "record" else "",
         )
 
 
 def _suspect(job: JobState, message: p.FormFailed) -> None:
-    """Fence a donor that twice in a row did not give the state: it lives and is of no use."""
+    """Fence who twice in a row has not done its part: it lives and is of no use.
+
+    A donor that does not give the state; a process in which the script raises on its way in.
+    """
     wid = message.suspect
     if wid not in job.ranks:
         return
     times = job.suspected.get(wid, 0) + 1
     job.suspected[wid] = times
     if times >= SUSPECTED_TOO_OFTEN and not job.is_leaving(wid):
-        evidence = f"{times} times it did not give the state that it holds: {message.error[:120]}"
-        record_fault(job, wid, "hang", "replace", job.form_began, evidence=evidence)
+        is_own = wid == message.wid
+        what = "its script raised" if is_own else "it did not give the state that it holds"
+        evidence = f"{times} times {what} while a generation formed: {message.error[:120]}"
+        fault = "raise" if is_own else "hang"
+        record_fault(job, wid, fault, "replace", job.form_began, evidence=evidence)
         fence(job, wid, evidence)
 
 
@@ -166,6 +175,19 @@ def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -
     if every is not None:
         ahead = job.boundary()
         job.send(ALL, p.SnapshotEvery(every=every, from_step=ahead))
+
+
+def on_snapshot_left_out(job: JobState, worker: Worker, message: p.SnapshotLeftOut) -> None:
+    """There was no room for one: what it would be needed for now costs more steps, or the job."""
+    job.snapshots_left_out += 1
+    if job.snapshots_left_out == 1:
+        job.event(
+            "snapshot_left_out",
+            **job.who(worker.wid),
+            step=message.committed,
+            folder=message.folder,
+            why=message.why,
+        )
 
 
 def on_checkpointed(job: JobState, worker: Worker, message: p.Checkpointed) -> None:
@@ -252,6 +274,7 @@ HANDLERS: dict[type[p.Message], Callable[[JobState, Worker, Any], None]] = {
     p.FormFailed: on_form_failed,
     p.Resumed: on_resumed,
     p.SnapshotTaken: on_snapshot_taken,
+    p.SnapshotLeftOut: on_snapshot_left_out,
     p.Checkpointed: on_checkpointed,
     p.ChangedLate: on_changed_late,
     p.Done: on_done,

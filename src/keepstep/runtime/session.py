@@ -77,12 +77,14 @@ class Session:
     _store: KeptProcess | None = field(default=None, init=False)
     _ports: list[socket.socket] = field(default_factory=list, init=False)  # nobody else gets them
     _written: EventFile = field(init=False)
+    _interrupted: asyncio.Task[bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self._written = EventFile(self.request.events)
 
     async def run(self) -> RunResult:
         """Run the job; no process is left when this returns."""
+        self._interrupted = self._listen_to_signals()
         base = place()
         remove_leftovers(base)
         folder = RunFolder(base)
@@ -122,7 +124,7 @@ class Session:
             address = f"{coordinator[0]}:{coordinator[1]}"
             self._tell("open_for_hosts", address=address, hosts=request.settings.min_agents)
         job = asyncio.create_task(self.agent.run())
-        interrupted = self._listen_to_signals()
+        interrupted = self._interrupted
         kept = [each for each in (self._coordinator, self._store) if each is not None]
         tasks = [job, *(asyncio.create_task(each.keep(self._is_over)) for each in kept)]
         await asyncio.wait({*tasks, interrupted}, return_when=asyncio.FIRST_COMPLETED)

@@ -37,7 +37,16 @@ class SnapshotTaker:
             self.take(count)
 
     def take(self, count: int) -> None:
-        """Take a snapshot of ``count`` steps."""
+        """Take a snapshot of ``count`` steps; where there is no room for one, go on without."""
+        try:
+            self._take(count)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._link.send(
+                p.SnapshotLeftOut(wid=self._wid, committed=count, folder=str(self._vault), why=why)
+            )
+
+    def _take(self, count: int) -> None:
         began = time.monotonic()
         encoded = self._state.encode_replicated()
         manifest = encoded.manifest()

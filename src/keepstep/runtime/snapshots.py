@@ -92,6 +92,10 @@ class SnapshotRegistry:
         for newer in [count for count in self._entries if count > committed]:
             del self._entries[newer]
 
+    def forget(self, committed: int) -> None:
+        """Forget one that cannot be read; an older one may serve."""
+        self._entries.pop(committed, None)
+
     def rehome(self, lost: str, mirror: str | None) -> None:
         """The vault ``lost`` is gone; the one at ``mirror`` keeps copies of its rank records."""
         for entry in self._entries.values():

@@ -216,6 +216,7 @@ class State:
     _modules: list[torch.nn.Module] = field(default_factory=list, init=False, repr=False)
     _optimizers: list[torch.optim.Optimizer] = field(default_factory=list, init=False, repr=False)
     _others: dict[str, Stateful] = field(default_factory=dict, init=False, repr=False)
+    _extra: list[torch.nn.Module] = field(default_factory=list, init=False, repr=False)
     _optimizer_began: bool = field(default=False, init=False, repr=False)
     _parameters: list[torch.nn.Parameter] = field(default_factory=list, init=False, repr=False)
     _registered: int = field(default=-1, init=False, repr=False)  # when they were listed
@@ -242,6 +243,7 @@ class State:
         for name, item in self.replicated.items():
             if isinstance(item, torch.nn.Module):
                 self._modules += item.modules()
+                self._extra += filter(_has_extra_state, item.modules())
             elif isinstance(item, torch.optim.Optimizer):
                 item.register_step_pre_hook(self._optimizer_begins)
                 self._optimizers.append(item)
@@ -310,10 +312,11 @@ class State:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
-        if not self._others:
+        if not self._others and not self._extra:
             return settings
         others = {name: item.state_dict() for name, item in self._others.items()}
-        return [*settings, digest_of(encode(others).manifest())]
+        extra = [module.get_extra_state() for module in self._extra]
+        return [*settings, digest_of(encode({"others": others, "extra": extra}).manifest())]
 
     def encode_replicated(self) -> Encoded:
         """Return the replicated state; CPU tensors are views of the live ones."""
@@ -386,6 +389,10 @@ def _rank_head(settings: list[Any], encoded: Encoded) -> bytes:
         ],
     }
     return json.dumps(head, separators=(",", ":")).encode() + b"\n"
+
+
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def _samples_of(parameters: list[torch.nn.Parameter]) -> list[memoryview]:

@@ -12,7 +12,7 @@ def summarise(job: Membership) -> dict[str, Any]:
     """Return the summary of ``keepstep run``; durations in seconds."""
     steps = job.steps if job.outcome == "completed" else job.start_or_committed()
     counted = count_lost_and_repeated(merge(job.sample_rows), job.generations, steps)
-    lost, repeated = counted if counted is not None else (None, None)
+    lost, repeated = (None, None) if counted is None or job.notes_lost else counted
     return {
         "outcome": job.outcome,
         "why": job.why,

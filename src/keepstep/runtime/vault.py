@@ -243,11 +243,15 @@ def find_record(records: list[RankRecord], count: int) -> bytes | None:
 def write_blob(vault: Path, name: str, parts: list[bytes | memoryview]) -> None:
     """Write ``parts`` under ``name``, whole or not at all (memory files need no fsync)."""
     path = _blob_path(vault, name)
-    temporary = path.with_suffix(f".tmp{os.getpid()}")
-    with open(temporary, "wb") as file:
-        for part in parts:
-            file.write(part)
-    temporary.rename(path)
+    temporary = path.with_name(f"tmp-{path.name}-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_blob(vault: Path, name: str) -> bytes | None:
