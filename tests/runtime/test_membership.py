@@ -909,6 +909,17 @@ def test_a_loss_on_the_way_back_to_a_snapshot_does_not_revive_what_was_distruste
     assert not sim.job.distrust
 
 
+def test_a_snapshot_of_a_state_that_is_not_trusted_any_more_is_none() -> None:
+    """Ranks go on until they hear that they are to stop."""
+    sim = one_host(workers=3, spares=1, snapshots_every=4)
+    sim.until_step(6)
+    on_difference(sim.job, (), 6, repeated="step 6 was repeated and ended in another state")
+    for worker in sim.members:
+        sim.take_snapshot(worker)
+    completed(sim)
+    assert (sim.forms[1].source, sim.forms[1].start_step) == ("snapshot", 4)
+
+
 def test_a_difference_is_counted_at_the_step_where_it_showed() -> None:
     """What is known of the members' progress is older than what a snapshot or the end has shown."""
     sim = one_host(workers=3, spares=1, snapshots_every=4)

@@ -165,6 +165,8 @@ def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -
     """It took its part of a snapshot."""
     if job.rank_of(worker.wid) != message.rank:
         return
+    if job.distrust:  # taken by ranks that had not heard of it yet: of a state that nobody trusts
+        return
     address = job.agents[worker.agent].address
     job.snapshots.note(message, address)
     outvoted = job.snapshots.judge(message.committed, job.ranks)
