@@ -75,13 +75,21 @@ def test_the_job_goes_on_from_the_most_advanced_survivor() -> None:
     }
 
 
-def split() -> SimulatedJob:
-    """Return a job of three that has lost worker 1; of the two left one got a step further."""
+def repeating(flipped: int = -1, held: int = 3) -> SimulatedJob:
+    """Return a job that repeats a step, in which all but the worker ``held`` hold its state.
+
+    Of three worker 1 is lost, and of the two left worker 2 alone had completed the step.
+    """
     sim = one_host(workers=3, spares=1, snapshots_every=4)
     sim.repeatable = True
     sim.until_step(5)
     sim.commit(sim.worker(2))
     sim.worker(0).entry = sim.worker(1).entry = 6
+    if flipped >= 0:
+        sim.worker(flipped).base = "flipped"
+    sim.held = {held}
+    sim.kill(1)
+    sim.until(lambda: len(told(sim, "member_formed")) == 5)
     return sim
 
 
@@ -93,10 +101,7 @@ def told(sim: SimulatedJob, event: str) -> list[dict[str, Any]]:
 def test_the_step_that_one_of_two_survivors_alone_completed_is_repeated_and_proven(
     restart: bool,
 ) -> None:
-    sim = split()
-    sim.held = {3}
-    sim.kill(1)
-    sim.until(lambda: len(told(sim, "member_formed")) == 5)
+    sim = repeating()
     if restart:
         sim.restart_coordinator()
     sim.held = set()
@@ -114,11 +119,7 @@ def test_the_step_that_one_of_two_survivors_alone_completed_is_repeated_and_prov
 def test_where_the_repetition_ends_in_another_state_all_go_back_to_the_snapshot(
     flipped: int, restart: bool
 ) -> None:
-    sim = split()
-    sim.worker(flipped).base = "flipped"
-    sim.held = {3}
-    sim.kill(1)
-    sim.until(lambda: len(told(sim, "member_formed")) == 5)
+    sim = repeating(flipped)
     if restart:
         sim.restart_coordinator()
     sim.held = set()
@@ -135,11 +136,7 @@ def test_where_the_repetition_ends_in_another_state_all_go_back_to_the_snapshot(
 def test_a_loss_before_the_repeated_step_is_complete_does_not_save_a_flipped_state(
     flipped: int, victim: int
 ) -> None:
-    sim = split()
-    sim.worker(flipped).base = "flipped"
-    sim.kill(1)
-    sim.held = {victim}
-    sim.until(lambda: len(told(sim, "member_formed")) == 5)  # all but the victim hold the state
+    sim = repeating(flipped, held=victim)
     sim.kill(victim)
     completed(sim)
     assert [form.source for form in sim.forms[1:]] == ["live", "live", "snapshot"]
