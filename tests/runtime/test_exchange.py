@@ -25,7 +25,7 @@ from keepstep.runtime.exchange import (
 from keepstep.runtime.handshake import AuthenticationError
 from keepstep.runtime.replicas import payload_parts
 from keepstep.runtime.state import Encoded, digest_of, encode
-from keepstep.runtime.transfer import ByteClient, ByteServer, TransferError, client
+from keepstep.runtime.transfer import AbsentError, ByteClient, ByteServer, TransferError, client
 
 SECRET = "5ec7e7"
 GENERATION = 3
@@ -315,9 +315,13 @@ def test_a_snapshot_comes_from_the_first_vault_that_has_it_undamaged() -> None:
 
 
 def test_a_snapshot_that_nobody_has_is_refused() -> None:
-    with vaults(None) as addresses, pytest.raises(CorruptStateError, match="does not have"):
-        fetch_payload(addresses, "snapshot/4/payload", "0" * 64, SECRET, 2.0)
-    with pytest.raises(CorruptStateError, match="nobody keeps"):
+    with vaults(None) as addresses:
+        with pytest.raises(AbsentError, match="does not have"):
+            fetch_payload(addresses, "snapshot/4/payload", "0" * 64, SECRET, 2.0)
+        unreachable = ["127.0.0.1:1", *addresses]  # perhaps that one has it
+        with pytest.raises(CorruptStateError, match="does not have"):
+            fetch_payload(unreachable, "snapshot/4/payload", "0" * 64, SECRET, 2.0)
+    with pytest.raises(AbsentError, match="nobody keeps"):
         fetch_payload([], "snapshot/4/payload", "0" * 64, SECRET, 2.0)
 
 

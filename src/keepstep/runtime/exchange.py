@@ -271,8 +271,8 @@ def fetch_payload(addresses: list[str], name: str, digest: str, secret: str, tim
             problems.append(str(error))
             absent += isinstance(error, AbsentError)
     if absent == len(addresses):
-        raise AbsentError("; ".join(problems))
-    raise CorruptStateError("; ".join(problems) or f"nobody keeps {name}")
+        raise AbsentError("; ".join(problems) or f"nobody keeps {name}")
+    raise CorruptStateError("; ".join(problems))
 
 
 def parse_payload(data: bytearray, digest: str) -> Any:
