@@ -32,6 +32,7 @@ class Held:
     digest: str
     entry: int
     repeatable: bool
+    member_of: int
 
 
 def held(
@@ -41,6 +42,7 @@ def held(
     clean: bool = True,
     entry: int | None = None,
     repeatable: bool = False,
+    member_of: int = 1,
 ) -> Holding:
     return Held(
         committed=committed,
@@ -48,6 +50,7 @@ def held(
         digest=digest if clean else "",
         entry=committed if entry is None else entry,
         repeatable=repeatable,
+        member_of=member_of,
     )
 
 
@@ -201,12 +204,25 @@ def test_an_interrupted_repetition_still_has_to_prove_the_step() -> None:
     assert decided(same, proof=proof, same_world=False).proof is None
 
 
-def test_a_repetition_that_was_seen_to_end_as_before_is_proven() -> None:
+@pytest.mark.parametrize("member_of", [1, 2])
+def test_only_who_has_repeated_the_step_proves_it(member_of: int) -> None:
     found = decided(
-        {0: held(8, "new", repeatable=True), 1: held(7, entry=8, repeatable=True)},
-        proof=Proof(committed=8, digest="new"),
+        {
+            0: held(8, "new", repeatable=True, member_of=member_of),
+            1: held(7, entry=8, repeatable=True),
+        },
+        proof=Proof(committed=8, digest="new", generation=2),
     )
-    assert (found.start_step, found.proof) == (8, None)
+    if member_of == 2:
+        assert (found.start_step, found.proof) == (8, None)
+    else:  # it never came to the repetition, and says what it had said before
+        assert (found.start_step, found.donors) == (7, (1,))
+        assert found.proof == Proof(committed=8, digest="new")
+
+
+def test_a_step_that_nobody_has_proven_is_not_gone_on_from() -> None:
+    found = decided({0: held(10), 1: held(10)}, proof=Proof(committed=8, digest="new"))
+    assert (found.source, found.differ) == ("snapshot", True)
 
 
 def test_a_repetition_that_ended_in_another_state_sends_all_back_to_the_snapshot() -> None:
@@ -258,6 +274,7 @@ holding = st.builds(
     clean=st.booleans(),
     entry=st.integers(5, 8),
     repeatable=st.booleans(),
+    member_of=st.integers(1, 2),
 )
 
 
@@ -268,7 +285,13 @@ holding = st.builds(
     left=st.dictionaries(st.integers(5, 6), st.integers(5, 8)),
     distrust=st.sampled_from(["", "", "", "they differ"]),
     same_world=st.booleans(),
-    proof=st.none() | st.builds(Proof, committed=st.integers(5, 8), digest=st.sampled_from("xy")),
+    proof=st.none()
+    | st.builds(
+        Proof,
+        committed=st.integers(5, 8),
+        digest=st.sampled_from("xy"),
+        generation=st.integers(1, 2),
+    ),
     order=st.randoms(use_true_random=False),
 )
 def test_a_decision_is_sound_and_does_not_depend_on_the_order_of_what_it_was_told(
@@ -301,13 +324,15 @@ def test_a_decision_is_sound_and_does_not_depend_on_the_order_of_what_it_was_tol
         assert len(alone) == 1
         wanted = Proof(committed=newest, digest=alone[0].digest)
         assert first.proof == wanted if len(first.donors) == 1 else first.proof is None
-        assert proof != wanted
+        assert proof is None or not proof.agrees(alone[0]) or alone[0].member_of < proof.generation
     if first.proof is not None:
         assert same_world
         assert all(held.repeatable for held in holdings.values())
         assert first.proof.committed == first.start_step + 1
-    if proof is not None and proof.committed == first.start_step:
-        assert proof.digest == first.digest
+    if proof is not None:
+        assert newest <= proof.committed
+        if proof.committed == first.start_step:
+            assert proof.digest == first.digest
     assert sorted(first.donors + first.receivers) == sorted(members)
     for wid in first.donors:
         own = holdings[wid]

@@ -131,6 +131,38 @@ def test_where_the_repetition_ends_in_another_state_all_go_back_to_the_snapshot(
     assert "another state" in told(sim, "replicas_differ")[0]["repeated"]
 
 
+@pytest.mark.parametrize("flipped", [0, 2])
+def test_who_never_came_to_the_repetition_does_not_prove_what_it_said(flipped: int) -> None:
+    sim = one_host(workers=3, spares=2, snapshots_every=4)
+    sim.repeatable = True
+    sim.until_step(5)
+    sim.commit(sim.worker(2))
+    sim.worker(0).entry = sim.worker(1).entry = 6
+    sim.worker(flipped).base = "flipped"
+    sim.held = {0, 2, 3}  # nobody gets through forming, so worker 2 keeps its state
+    sim.kill(1)
+    sim.until(lambda: len(sim.forms) == 2)
+    sim.kill(3)
+    sim.until(lambda: len(sim.forms) == 3)
+    sim.held = set()
+    completed(sim)
+    assert [form.source for form in sim.forms[1:]] == ["live", "live", "snapshot"]
+    assert sim.forms[-1].digest == "init:4"
+
+
+@pytest.mark.parametrize("flipped", [-1, 0, 2])
+def test_a_proof_that_is_told_while_the_coordinator_is_away_is_told_again(flipped: int) -> None:
+    sim = repeating(flipped)
+    sim.held = set()
+    sim.crash_coordinator()
+    sim.rounds(3)
+    assert sim.worker(3).committed > 6
+    sim.restart_coordinator()
+    completed(sim)
+    assert len(told(sim, "proven")) == (flipped < 0)
+    assert ("snapshot" in {form.source for form in sim.forms}) == (flipped >= 0)
+
+
 @pytest.mark.parametrize("victim", [0, 2, 3])
 @pytest.mark.parametrize("flipped", [0, 2])
 def test_a_loss_before_the_repeated_step_is_complete_does_not_save_a_flipped_state(

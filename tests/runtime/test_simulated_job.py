@@ -236,6 +236,8 @@ class SimulatedJob:
         wid = getattr(message, "wid", None)
         if isinstance(message, p.Launched | p.Joined | p.Ready):
             self.worker(message.wid).standing[type(message).__name__] = message
+        elif isinstance(message, p.Resumed) and message.digest:
+            self.worker(message.wid).standing["Resumed"] = message
         elif type(message).__name__ in LAST_WORDS and isinstance(wid, int):
             standing = self.worker(wid).standing
             for name in LAST_WORDS:
@@ -365,7 +367,7 @@ class SimulatedJob:
                 digest="" if worker.dirty else worker.digest,
                 handle=worker.handle,
                 entry=worker.entry,
-                member=worker.generation > 0,
+                member_of=worker.generation,
                 repeatable=self.repeatable,
             ),
         )

@@ -32,7 +32,7 @@ class ResumedJob(SimulatedJob):
             else:
                 worker.base, worker.committed, worker.entry = "saved", start, start
             message = replace(message, start=start, digest=worker.digest)
-        elif isinstance(message, p.Proposal) and not message.member:
+        elif isinstance(message, p.Proposal) and not message.member_of:
             message = replace(message, committed=0)  # it has committed nothing itself
         super().say(agent, message)
 

@@ -312,6 +312,11 @@ def change_parameter_unseen(watched: Watched) -> None:
         parameter.data.add_(1.0)
 
 
+def exchange_data(watched: Watched) -> None:
+    for parameter in watched.model.parameters():
+        parameter.data = parameter.data + 1.0
+
+
 def change_buffer(watched: Watched) -> None:
     watched.model.get_buffer("ema").add_(0.5)
 
@@ -353,6 +358,7 @@ def load_model(watched: Watched) -> None:
 CHANGES = [
     change_parameter,
     change_parameter_unseen,
+    exchange_data,
     change_buffer,
     train_batch_norm,
     step_optimizer,

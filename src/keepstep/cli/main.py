@@ -190,6 +190,7 @@ def _stand_in_for_closed_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w"))
 
 

@@ -134,7 +134,7 @@ class Admission:
                 digest=digest,
                 handle=self.groups.handle(),
                 entry=self.records.known(committed),
-                member=self.position.generation > 0,
+                member_of=self.position.generation,
                 repeatable=_is_repeatable(),
             )
         )
@@ -251,9 +251,9 @@ def _in_script() -> Iterator[None]:
 
 def _lacks(error: Exception, form: p.Form) -> str:
     """Return what this worker was to take over and is nowhere."""
-    if not isinstance(error, RecordMissingError | AbsentError):
-        return ""
-    return "snapshot" if form.source == "snapshot" else "record"
+    if form.source == "snapshot":
+        return "snapshot" if isinstance(error, RecordMissingError | AbsentError) else ""
+    return "record" if isinstance(error, RecordMissingError) else ""
 
 
 def _suspect(error: Exception, form: p.Form) -> int:

@@ -37,6 +37,10 @@ class Holding(Protocol):
         """Newest step count for which its per-rank state is known."""
 
     @property
+    def member_of(self) -> int:
+        """The newest generation that it was in."""
+
+    @property
     def repeatable(self) -> bool:
         """Whether its steps give the same bits when they are done again."""
 
@@ -65,6 +69,11 @@ class Proof:
 
     committed: int
     digest: str
+    generation: int = 0  # the first one that repeats the step; 0: not known yet
+
+    def agrees(self, held: Holding) -> bool:
+        """Return whether ``held`` is the state that the repetition has to end in."""
+        return (self.committed, self.digest) == (held.committed, held.digest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,18 +129,24 @@ def decide(
         return _from_snapshot(members, snapshot, distrust or "no rank holds a clean state")
     newest = max(held.committed for held in clean.values())
     winners = _holders(clean, newest)
-    reached = Proof(committed=newest, digest=next(iter(winners.values())).digest)
-    difference = _difference(clean, reached, proof)
+    furthest = next(iter(winners.values()))
+    difference = _difference(clean, furthest, proof)
     if difference is not None:
         suspects, why = difference
         return _from_snapshot(members, snapshot, why, suspects, differ=True)
     can_prove = same_world and all(held.repeatable for held in holdings.values())
     before = _holders(clean, newest - 1)
-    if len(winners) == 1 and reached != proof and (len(before) > 1 or (before and can_prove)):
+    # Who has not been there when the step was repeated only says again what it said before.
+    is_proven = proof is not None and furthest.member_of >= proof.generation
+    is_alone = len(winners) == 1 and not (
+        is_proven and proof is not None and proof.agrees(furthest)
+    )
+    if is_alone and (len(before) > 1 or (before and can_prove)):
         sources = _rank_sources(members, owners, holdings, before, left, newest - 1)
         if sources is not None:
             why = f"one rank alone had committed {newest} steps, and nobody could compare its state"
-            return _live(members, before, sources, reached if len(before) == 1 else None, why)
+            wanted = Proof(committed=newest, digest=furthest.digest)
+            return _live(members, before, sources, wanted if len(before) == 1 else None, why)
     sources = _rank_sources(members, owners, holdings, winners, left, newest)
     if sources is None:
         why = f"the per-rank state of a lost rank is not known for step {newest}"
@@ -141,7 +156,7 @@ def decide(
 
 
 def _difference(
-    clean: Mapping[int, Holding], reached: Proof, proof: Proof | None
+    clean: Mapping[int, Holding], furthest: Holding, proof: Proof | None
 ) -> tuple[tuple[int, ...], str] | None:
     """Return who is outvoted, and why states that should be equal are not; None: they are."""
     for step in sorted({held.committed for held in clean.values()}, reverse=True):
@@ -149,7 +164,11 @@ def _difference(
         outvoted = outliers({wid: held.digest for wid, held in holders.items()})
         if outvoted is not None:
             return outvoted, f"{len(holders)} replicas of step {step} differ"
-    if proof is not None and proof.committed == reached.committed and proof != reached:
+    if proof is None or furthest.committed < proof.committed:
+        return None
+    if furthest.committed > proof.committed:
+        return (), f"step {proof.committed} was repeated and nobody could say how it ended"
+    if not proof.agrees(furthest):
         return (), f"step {proof.committed} was repeated and ended in another state"
     return None
 

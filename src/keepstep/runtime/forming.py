@@ -11,6 +11,7 @@ from keepstep.runtime.changes import DIFFER
 from keepstep.runtime.decide import (
     Decision,
     NoCommonStateError,
+    Proof,
     decide,
     from_first,
 )
@@ -135,7 +136,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
             members=job.members,
             owners=_known_owners(job),
             holdings={
-                w: _as_far_as_sure(job, held) for w, held in proposals.items() if held.member
+                w: _as_far_as_sure(job, held) for w, held in proposals.items() if held.member_of
             },
             left={wid: worker.known for wid, worker in job.workers.items() if worker.gone},
             snapshot=job.snapshots.newest(),
@@ -206,7 +207,7 @@ def _form_generation(job: JobState, decision: Decision) -> None:
     job.change = None
     job.entered = []
     job.start_step = decision.start_step
-    job.proof, job.start_why = decision.proof, decision.why
+    job.proof, job.start_why = _since(decision.proof, job.generation), decision.why
     members = job.members
     job.generations.append([job.generation, job.start_step, len(members)])
     job.snapshots.drop_after(decision.start_step)
@@ -242,6 +243,13 @@ def _form_generation(job: JobState, decision: Decision) -> None:
     )
     job.changed = True
     job.form_began = job.now
+
+
+def _since(proof: Proof | None, generation: int) -> Proof | None:
+    """Return what has to be proven from ``generation`` on, if not from an earlier one."""
+    if proof is None or proof.generation:
+        return proof
+    return dataclasses.replace(proof, generation=generation)
 
 
 def _donor_rows(job: JobState, decision: Decision) -> list[list[Any]]:

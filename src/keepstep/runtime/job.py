@@ -164,8 +164,12 @@ class Job:
         # tenth of a millisecond after it has entered. Should it die in between, its state is not
         # known, and the job goes back to a snapshot.
         self._supervision.enter_collective()
-        self._averager.average(parameters, self.share_weight, self._supervision.note_entry)
-        self._supervision.leave_collective()
+        try:
+            self._averager.average(parameters, self.share_weight, self._supervision.note_entry)
+            self._supervision.leave_collective()
+        except Exception as error:
+            self._supervision.note_failure(error)
+            raise
 
     @contextlib.contextmanager
     def collective(self) -> Iterator[None]:
@@ -180,8 +184,12 @@ class Job:
             return
         self._supervision.note_entry()
         self._supervision.enter_collective()
-        yield
-        self._supervision.leave_collective()
+        try:
+            yield
+            self._supervision.leave_collective()
+        except Exception as error:
+            self._supervision.note_failure(error)
+            raise
 
     def note_entry(self) -> None:
         """Leave this rank's per-rank state with its agent, as ``collective`` does on entry."""

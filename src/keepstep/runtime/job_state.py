@@ -70,7 +70,6 @@ class JobState:
     step_seconds: list[float] = field(default_factory=list)
     longest_lease: float = 0.0  # seconds; no agent was granted a longer one
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)
-    snapshots_left_out: int = 0  # told once; each that could not be written
     recoveries: Recoveries = field(default_factory=Recoveries)
     stragglers: StragglerWindow = field(default_factory=StragglerWindow)
     swap_cost: float = SWAP_COST

@@ -93,7 +93,7 @@ def to_record(job: Membership) -> Record:
         "coordinator_restarts": job.recoveries.coordinator_restarts,
         "spares_lost": job.recoveries.spares_lost,
         "snapshot_interval": job.snapshots.interval,
-        "proof": None if job.proof is None else [job.proof.committed, job.proof.digest],
+        "proof": None if job.proof is None else dataclasses.asdict(job.proof),
         "incident": None,
         "incident_members": None,
     }
@@ -122,8 +122,7 @@ def from_record(record: Record, now: float) -> Membership:
     for name in [*_PLAIN, *_LISTS, "step_seconds"]:
         setattr(found, name, plain[name])
     if plain["proof"] is not None:
-        committed, digest = plain["proof"]
-        found.proof = Proof(committed=committed, digest=digest)
+        found.proof = Proof(**plain["proof"])
     if plain["incident"] is not None:
         generation, step, faults = plain["incident"]
         found.incident = Incident(generation, step, plain["incident_members"], faults)

@@ -15,6 +15,7 @@ from keepstep.runtime import procfs
 from keepstep.runtime.pauses import Pauses
 
 MAX_QUICK_DEATHS = 5
+MAX_KILLS = 60  # in a row, each soon after a start; with the pauses they take two minutes
 LONGEST_PAUSE = 2.0  # seconds before the next start of one that is killed again and again
 _OWN_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 LOOK = 1.0  # seconds between two looks whether it is stopped
@@ -62,7 +63,7 @@ class KeptProcess:
             killed = killed + 1 if is_quick and is_killed else 0
             quick = 0 if not is_quick else quick if is_killed else quick + 1
             self.on_exit(self.process, stopped)
-            if quick >= MAX_QUICK_DEATHS:
+            if quick >= MAX_QUICK_DEATHS or killed >= MAX_KILLS:
                 raise InfrastructureError(f"the {self.name} does not stay up; see its output above")
             if killed >= MAX_QUICK_DEATHS:
                 await asyncio.sleep(min(LONGEST_PAUSE, 0.1 * 2 ** (killed - MAX_QUICK_DEATHS)))

@@ -247,7 +247,7 @@ class Processes:
 
     def _take(self, worker: WorkerProcess, message: p.Message) -> None:
         name = type(message).__name__
-        if name in _KEPT:
+        if name in _KEPT or (isinstance(message, p.Resumed) and message.digest):
             worker.standing[name] = message
             if isinstance(message, p.Joined):
                 self._watch_life(worker)

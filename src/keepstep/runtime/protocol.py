@@ -83,7 +83,7 @@ class Proposal(Report):
     digest: str
     handle: str
     entry: int  # per-rank state is known for this many steps (committed, or one more)
-    member: bool = True  # it was in a generation; a spare that never was holds only what it built
+    member_of: int = 0  # the newest generation that it was in; 0: it holds only what it built
     repeatable: bool = False  # its steps give the same bits when they are done again
 
 

@@ -180,9 +180,11 @@ def on_snapshot_taken(job: JobState, worker: Worker, message: p.SnapshotTaken) -
 
 
 def on_snapshot_left_out(job: JobState, worker: Worker, message: p.SnapshotLeftOut) -> None:
-    """There was no room for one: what it would be needed for now costs more steps, or the job."""
-    job.snapshots_left_out += 1
-    if job.snapshots_left_out == 1:
+    """There was no room for one. No more are taken: each would remove an older one that serves."""
+    if job.snapshots.interval:
+        job.snapshots.stop()
+        job.changed = True
+        job.send(ALL, p.SnapshotEvery(every=0, from_step=0))
         job.event(
             "snapshot_left_out",
             **job.who(worker.wid),

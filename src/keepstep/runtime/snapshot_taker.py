@@ -38,15 +38,6 @@ class SnapshotTaker:
 
     def take(self, count: int) -> None:
         """Take a snapshot of ``count`` steps; where there is no room for one, go on without."""
-        try:
-            self._take(count)
-        except OSError as error:
-            why = error.strerror or str(error)
-            self._link.send(
-                p.SnapshotLeftOut(wid=self._wid, committed=count, folder=str(self._vault), why=why)
-            )
-
-    def _take(self, count: int) -> None:
         began = time.monotonic()
         encoded = self._state.encode_replicated()
         manifest = encoded.manifest()
@@ -54,11 +45,18 @@ class SnapshotTaker:
         # First and last rank keep the replicated state (two hosts where there are two); every rank
         # keeps its own record and says its digest.
         keeps = rank in (0, dist.get_world_size() - 1)
-        own = f"snapshot/{count}/rank/{self._wid}"
-        vault.write_blob(self._vault, own, [self._records.last])
-        if keeps:
-            parts = payload_parts(encoded, manifest)
-            vault.write_blob(self._vault, f"snapshot/{count}/payload", parts)
+        try:
+            own = f"snapshot/{count}/rank/{self._wid}"
+            vault.write_blob(self._vault, own, [self._records.last])
+            if keeps:
+                parts = payload_parts(encoded, manifest)
+                vault.write_blob(self._vault, f"snapshot/{count}/payload", parts)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self._link.send(
+                p.SnapshotLeftOut(wid=self._wid, committed=count, folder=str(self._vault), why=why)
+            )
+            return
         if keeps:
             vault.drop_snapshots(self._vault, newest=count, kept=KEPT)
         self._link.send(

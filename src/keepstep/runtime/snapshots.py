@@ -29,7 +29,7 @@ class _Entry:
 class SnapshotRegistry:
     """Snapshots by the number of committed steps."""
 
-    interval: int = FIRST_INTERVAL
+    interval: int = FIRST_INTERVAL  # 0: no more are taken
     _entries: dict[int, _Entry] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
 
@@ -108,9 +108,13 @@ class SnapshotRegistry:
             if not entry.payload or any(not address for address, _ in entry.ranks.values()):
                 entry.agreed = False
 
+    def stop(self) -> None:
+        """Take no more; those that are there stay."""
+        self.interval = 0
+
     def every(self, median_step: float) -> int | None:
         """Return a new interval in steps when the measured cost asks for one, else None."""
-        if median_step <= 0 or len(self._seconds) < 4:
+        if not self.interval or median_step <= 0 or len(self._seconds) < 4:
             return None
         # All wait for those that also keep the replicated state, so the dearer ones count.
         cost = sorted(self._seconds)[len(self._seconds) * 3 // 4]

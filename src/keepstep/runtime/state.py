@@ -195,6 +195,34 @@ register_module_buffer_registration_hook(_registrations.note)
 _version_of = operator.attrgetter("_version")
 
 
+class _Samples:
+    """A few bytes of some parameters on the CPU, from the first to the last.
+
+    What is written through ``Tensor.data`` is not counted by torch, and shows here.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        able = [p for p in parameters if p.device.type == "cpu" and p.numel() and p.is_contiguous()]
+        self._chosen = able[:: max(1, len(able) // SAMPLED)]
+        self._places: list[int] = []
+        self._views: list[memoryview] = []
+        self._noted: list[bytes] = []
+
+    def note(self) -> None:
+        """Remember them."""
+        places = [parameter.data_ptr() for parameter in self._chosen]
+        if places != self._places:  # their memory is another one; that of before may be freed
+            self._places = places
+            views = [buffer_of(p.detach()) if p.is_contiguous() else b"" for p in self._chosen]
+            self._views = [memoryview(view)[len(view) // 3 :][:SAMPLE_BYTES] for view in views]
+        self._noted = list(map(bytes, self._views))
+
+    def are_as_noted(self) -> bool:
+        """Return whether they and the places where they lie are what they were."""
+        places = [parameter.data_ptr() for parameter in self._chosen]
+        return places == self._places and list(map(bytes, self._views)) == self._noted
+
+
 @dataclass(slots=True)
 class State:
     """Everything that a step changes.
@@ -221,8 +249,7 @@ class State:
     _parameters: list[torch.nn.Parameter] = field(default_factory=list, init=False, repr=False)
     _registered: int = field(default=-1, init=False, repr=False)  # when they were listed
     _versions: list[int] = field(default_factory=list, init=False, repr=False)
-    _samples: list[memoryview] = field(default_factory=list, init=False, repr=False)
-    _sampled: list[bytes] = field(default_factory=list, init=False, repr=False)
+    _samples: _Samples = field(default_factory=lambda: _Samples([]), init=False, repr=False)
     _rest: list[Any] = field(default_factory=list, init=False, repr=False)
     _buffers: list[torch.Tensor] = field(default_factory=list, init=False, repr=False)
     _head: bytes = field(default=b"", init=False, repr=False)  # of the rank's record
@@ -262,10 +289,10 @@ class State:
         if self._registered != _registrations.count:
             self._registered = _registrations.count
             self._parameters = self._live_parameters()
-            self._samples = _samples_of(self._parameters)
+            self._samples = _Samples(self._parameters)
             self._buffered = [each._buffers for each in self._modules if each._buffers]
         self._versions = list(map(_version_of, self._parameters))
-        self._sampled = list(map(bytes, self._samples))
+        self._samples.note()
         self._rest = self._besides_parameters()
         if self._buffered:
             live = [buffer for each in self._buffered for buffer in each.values()]
@@ -288,7 +315,7 @@ class State:
         return (
             not self._optimizer_began
             and list(map(_version_of, parameters)) == self._versions
-            and list(map(bytes, self._samples)) == self._sampled
+            and self._samples.are_as_noted()
             and self._rest == self._besides_parameters()
             and len(buffers) == len(self._buffers)
             and all(map(_equal, buffers, self._buffers))
@@ -393,14 +420,6 @@ def _rank_head(settings: list[Any], encoded: Encoded) -> bytes:
 
 def _has_extra_state(module: torch.nn.Module) -> bool:
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
-
-
-def _samples_of(parameters: list[torch.nn.Parameter]) -> list[memoryview]:
-    """Return views of a few bytes of some parameters, from the first to the last."""
-    able = [p for p in parameters if p.device.type == "cpu" and p.numel() and p.is_contiguous()]
-    chosen = able[:: max(1, len(able) // SAMPLED)]
-    views = [buffer_of(parameter.detach()) for parameter in chosen]
-    return [view[len(view) // 3 :][:SAMPLE_BYTES] for view in views]
 
 
 def _brief(value: Any) -> Any:

@@ -98,12 +98,12 @@ class StepLoop:
 
     def _commit(self, count: int) -> None:
         # No look at halts here: the state has changed, a halt from now on finds a complete step.
-        if self.step_time.in_collective:
+        self.groups.check()
+        if self.step_time.has_failed:
             raise HiddenFailureError(
                 "a collective of this step failed and the step went on: its result is not that of "
                 "the step. Let the exception of a collective leave the step; keepstep repeats it"
             )
-        self.groups.check()
         self.link.check_lease()
         self.progress.enter(Phase.COMMIT)
         self.records.commit(count)

@@ -15,22 +15,20 @@ class StepTime:
         self._began = 0  # ns
         self._collective_began = 0.0
         self._waited = 0.0  # seconds in collectives
-        self.in_collective = False  # entered one and has not left it, or it has failed
+        self.has_failed = False  # a collective of this step
 
     def begin(self) -> None:
         """Begin a step."""
         self._began, self._waited = time.monotonic_ns(), 0.0
-        self.in_collective = False
+        self.has_failed = False
 
     def enter_collective(self) -> None:
         """The rank waits for others from now on."""
         self._collective_began = time.monotonic()
-        self.in_collective = True
 
     def leave_collective(self) -> None:
         """It goes on by itself."""
         self._waited += time.monotonic() - self._collective_began
-        self.in_collective = False
 
     @property
     def has_waited(self) -> bool:

@@ -22,11 +22,12 @@ from keepstep.runtime.admission import Admission
 from keepstep.runtime.bit_flip import flip_bit
 from keepstep.runtime.checkpoint_plan import Checkpoint
 from keepstep.runtime.config import WorkerConfig
+from keepstep.runtime.failures import origin_of
 from keepstep.runtime.garbage import Collection
 from keepstep.runtime.handover import Handover
 from keepstep.runtime.inject import Injector
 from keepstep.runtime.joining import create_groups, make_endpoints, warm_up
-from keepstep.runtime.link import AgentLink, FinishedError
+from keepstep.runtime.link import AgentLink, FinishedError, HaltedError
 from keepstep.runtime.position import Position
 from keepstep.runtime.progress import Phase, ProgressRecord
 from keepstep.runtime.rank_records import RankRecords
@@ -118,6 +119,14 @@ class Supervision:
         self._check()
         self._step_time.leave_collective()
         self.progress.enter(Phase.STEP)
+
+    def note_failure(self, error: Exception) -> None:
+        """Note that a collective failed, should the script keep that to itself.
+
+        What the script itself raises between two collectives is its own business.
+        """
+        if isinstance(error, HaltedError) or origin_of(error) == "collective":
+            self._step_time.has_failed = True
 
     def _check(self) -> None:
         """Raise if what the collectives of this step returned must not be used.
