@@ -31,4 +31,4 @@ def step(n: int) -> None:
 job.train(step, keepstep.State(replicated={"model": model, "optimizer": optimizer}), steps=12)
 if job.rank == 0:
     learned = sum(float(parameter.detach().sum()) for parameter in model.parameters())
-    print(f"learned {learned:.6f}")
+    sys.stdout.write(f"learned {learned:.6f}\n")  # at once: others write there too
