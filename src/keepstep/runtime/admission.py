@@ -158,20 +158,19 @@ class Admission:
             with _timed(seconds, "begin"):
                 self._begin()
         except Exception as error:  # a peer may vanish at any point of this
-            if isinstance(error, RuntimeError) and not self.groups.has_store():
+            cause = error.cause if isinstance(error, _ScriptFailedError) else error
+            if isinstance(cause, RuntimeError) and not self.groups.has_store():
                 sys.exit(_STORE_LOST)
             self.progress.enter(Phase.WAITING)
-            is_own = isinstance(error, _ScriptFailedError)
-            if isinstance(error, _ScriptFailedError):
-                error = error.cause
-                sys.excepthook(type(error), error, error.__traceback__)
+            if cause is not error:
+                sys.excepthook(type(cause), cause, cause.__traceback__)
             self.link.send(
                 p.FormFailed(
                     wid=self.wid,
                     generation=form.generation,
-                    error=_text_of(error),
+                    error=_text_of(cause),
                     handle=self.groups.handle(),
-                    suspect=self.wid if is_own else _suspect(error, form),
+                    suspect=_suspect(cause, form) if cause is error else self.wid,
                     lacks=_lacks(error, form),
                 )
             )

@@ -137,11 +137,10 @@ def decide(
     can_prove = same_world and all(held.repeatable for held in holdings.values())
     before = _holders(clean, newest - 1)
     # Who has not been there when the step was repeated only says again what it said before.
-    is_proven = proof is not None and furthest.member_of >= proof.generation
-    is_alone = len(winners) == 1 and not (
-        is_proven and proof is not None and proof.agrees(furthest)
+    is_proven = (
+        proof is not None and furthest.member_of >= proof.generation and proof.agrees(furthest)
     )
-    if is_alone and (len(before) > 1 or (before and can_prove)):
+    if len(winners) == 1 and not is_proven and (len(before) > 1 or (before and can_prove)):
         sources = _rank_sources(members, owners, holdings, before, left, newest - 1)
         if sources is not None:
             why = f"one rank alone had committed {newest} steps, and nobody could compare its state"

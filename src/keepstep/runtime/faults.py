@@ -22,10 +22,9 @@ def record_fault(
     """Note a fault in the book of recoveries and in the open incident; ``since`` is its moment."""
     rank = None if wid is None else job.rank_of(wid)
     step = max([reached, job.start_step, *job.committed_counts()])
-    if job.incident is not None:  # nobody says any more what it has done in that generation
-        step = max(step, job.incident.step)
     if job.incident is None:
         job.incident = Incident(job.generation, step, _member_rows(job))
+    step = max(step, job.incident.step)  # who is lost later in it may have no count to tell
     job.incident.faults.append({"rank": rank, "worker": wid, "fault": fault, "evidence": evidence})
     job.recoveries.begin(
         wid=wid, rank=rank, fault=fault, action=action, step=step, since=since, now=job.now

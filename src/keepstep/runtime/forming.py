@@ -150,9 +150,8 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
     if decision.source == "snapshot" and not decision.suspects:
         job.event("back_to_snapshot", step=decision.start_step, why=decision.why)
         if decision.differ:
-            job.distrust = (
-                DIFFER  # also if the generation does not come to life: some hold it still
-            )
+            # Also if the generation does not come to life: some hold that state still.
+            job.distrust = DIFFER
             job.recoveries.add_unnamed_corruption(job.now, decision.start_step)
     return decision
 

@@ -65,8 +65,8 @@ class JobState:
     changes_late: bool = False  # a rank's own state has changed after its last collective
     last_live: int = 0  # the newest generation that was complete
     lived: bool = False  # a generation was complete once: there is something to lose
-    form_error: str = ""  # why the last of them did not
     form_failures: int = 0  # attempts to form in a row that came to nothing
+    form_error: str = ""  # why the last of them did not
     step_seconds: list[float] = field(default_factory=list)
     longest_lease: float = 0.0  # seconds; no agent was granted a longer one
     snapshots: SnapshotRegistry = field(default_factory=SnapshotRegistry)

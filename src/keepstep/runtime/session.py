@@ -29,8 +29,8 @@ from keepstep.runtime.ports import listen, reserve
 from keepstep.runtime.run_folder import RunFolder, place, remove_leftovers
 from keepstep.runtime.settings import Settings
 
-QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
 LAST_WORDS = 2.0  # seconds for the summary of a job that was interrupted
+QUICK_DEATH = 1.0  # a coordinator that lives shorter than this failed to start
 QUICK_STORE_DEATH = 10.0  # the same for the store, which imports torch
 
 

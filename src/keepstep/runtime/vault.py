@@ -43,6 +43,7 @@ _ROOM = 512  # bytes for facts, CRC and notes come in multiples of this; the sta
 _NAME = re.compile(r"(rank/\d+/\d+|mirror/\d+|snapshot/\d+/(payload|rank/\d+))\Z")
 _NOTES = struct.Struct("=q")  # how many 8-byte integers of sample notes come before the state
 _ONE_RUN = struct.Struct(f"={1 + RUN_LENGTH}q")  # the same with one run
+_UNFINISHED = ".tmp"  # in the name of what its writer, perhaps killed, has not completed
 _PART = struct.Struct("<16sq")  # name and length of one file in a mirror
 
 
@@ -243,7 +244,7 @@ def find_record(records: list[RankRecord], count: int) -> bytes | None:
 def write_blob(vault: Path, name: str, parts: list[bytes | memoryview]) -> None:
     """Write ``parts`` under ``name``, whole or not at all (memory files need no fsync)."""
     path = _blob_path(vault, name)
-    temporary = path.with_name(f"tmp-{path.name}-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}{_UNFINISHED}{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
             for part in parts:
@@ -323,7 +324,8 @@ def drop_snapshots(vault: Path, newest: int, kept: int) -> None:
     somebody's place took none of those to which the job may have to go back.
     """
     found = list(vault.glob("snapshot-*"))
-    counts = sorted({count for path in found if (count := _snapshot_count(path)) <= newest})
+    whole = [path for path in found if _UNFINISHED not in path.name]
+    counts = sorted({count for path in whole if (count := _snapshot_count(path)) <= newest})
     keep = set(counts[-kept:])
     for path in found:
         if _snapshot_count(path) not in keep:
