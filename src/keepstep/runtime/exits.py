@@ -19,7 +19,7 @@ def on_exited(job: JobState, message: p.Exited) -> None:
         return
     rank = job.rank_of(worker.wid)
     worker.gone, worker.exit_code = True, message.code
-    worker.known = message.committed if job.changes_late else message.entry
+    worker.known = job.sure_count(message.committed, message.entry)
     worker.joined = worker.joined or message.joined
     if job.phase is Phase.ENDED and rank is not None:
         job.reached = max(job.reached, message.committed)  # what beats said was a second old
@@ -48,7 +48,7 @@ def on_exited(job: JobState, message: p.Exited) -> None:
 
 
 def _reached(job: JobState, worker: Worker, message: p.Exited) -> int:
-    """Return how far it was by its records, or by its last beat where they are gone."""
+    """Return how far it was by its records, or by its last beat where they are gone (noted)."""
     progress = worker.progress
     is_current = progress is not None and progress.generation == job.generation
     told = progress.committed if progress is not None and is_current else 0

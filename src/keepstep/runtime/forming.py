@@ -158,7 +158,7 @@ def _decide_start(job: JobState, proposals: dict[int, p.Proposal]) -> Decision |
 
 def _as_far_as_sure(job: JobState, held: p.Proposal) -> p.Proposal:
     """Return what a worker holds without its entry of the next step, if that may not be final."""
-    return dataclasses.replace(held, entry=held.committed) if job.changes_late else held
+    return dataclasses.replace(held, entry=job.sure_count(held.committed, held.entry))
 
 
 def _first_again(job: JobState, digests: dict[int, str]) -> Decision | None:

@@ -212,6 +212,10 @@ class JobState:
         margin = int(0.5 / self.median_step) if self.median_step else 0
         return newest + max(BOUNDARY_STEPS, margin) + 1
 
+    def sure_count(self, committed: int, entry: int) -> int:
+        """Return for how many steps a rank's own state is known, of what its records say."""
+        return committed if self.changes_late else entry
+
     def is_leaving(self, wid: int) -> bool:
         """Whether the worker is gone or being fenced."""
         return self.workers[wid].gone or bool(self.workers[wid].fencing)

@@ -211,7 +211,7 @@ class Membership(JobState):
         if worker is not None and worker.recalled is not None:
             worker.recalled = None
             # What was pulled before the last generation lived may be of steps that were undone.
-            known = message.committed if self.changes_late else message.entry
+            known = self.sure_count(message.committed, message.entry)
             worker.known = known if message.generation >= self.last_live else -1
             self.changed = True
 
