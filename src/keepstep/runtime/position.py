@@ -16,6 +16,7 @@ class Position:
     committed: int = 0  # steps whose changes are complete
     first_commit: int = 0  # what ``committed`` is after the first commit of the generation
     prove: bool = False  # the first commit has to be told with the digest of the state
+    hides_failure: bool = False  # a collective of the step failed, and the step may go on
     told_late: bool = False  # the coordinator knows that per-rank state changes late
     step: int = -1  # the one that is being computed, or was computed last
     torn: bool = False  # it holds neither its own state nor that of its donors

@@ -87,7 +87,7 @@ class StepLoop:
 
     def _run_step(self, number: int) -> None:
         self.step_time.begin()
-        self.position.step = number
+        self.position.step, self.position.hides_failure = number, False
         self.progress[Slot.STEP] = number
         self.progress.enter(Phase.STEP)
         self.injector.at_step(number, dist.get_rank())
@@ -99,7 +99,7 @@ class StepLoop:
     def _commit(self, count: int) -> None:
         # No look at halts here: the state has changed, a halt from now on finds a complete step.
         self.groups.check()
-        if self.step_time.has_failed:
+        if self.position.hides_failure:
             raise HiddenFailureError(
                 "a collective of this step failed and the step went on: its result is not that of "
                 "the step. Let the exception of a collective leave the step; keepstep repeats it"

@@ -15,12 +15,10 @@ class StepTime:
         self._began = 0  # ns
         self._collective_began = 0.0
         self._waited = 0.0  # seconds in collectives
-        self.has_failed = False  # a collective of this step
 
     def begin(self) -> None:
         """Begin a step."""
         self._began, self._waited = time.monotonic_ns(), 0.0
-        self.has_failed = False
 
     def enter_collective(self) -> None:
         """The rank waits for others from now on."""

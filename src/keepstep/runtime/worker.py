@@ -126,7 +126,7 @@ class Supervision:
         What the script itself raises between two collectives is its own business.
         """
         if isinstance(error, HaltedError) or origin_of(error) == "collective":
-            self._step_time.has_failed = True
+            self._position.hides_failure = True
 
     def _check(self) -> None:
         """Raise if what the collectives of this step returned must not be used.
